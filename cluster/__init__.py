@@ -1,0 +1,1 @@
+"""One or two boxes as one service: configuration, Ray, supervision, the ``twinspark`` command line."""

@@ -1,0 +1,1 @@
+"""One file an API: its schema, its event shapes, its errors."""

@@ -1,0 +1,1 @@
+"""Chat as the model sees it: rendering, tokens, thinking."""

@@ -1,0 +1,1 @@
+"""The ``.proto`` files and their generated stubs; ``make proto`` writes the stubs again."""
