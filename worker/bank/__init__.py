@@ -1,0 +1,1 @@
+"""What a sequence leaves behind: rings, open windows, pages of compressed entries."""

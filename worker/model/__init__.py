@@ -1,0 +1,1 @@
+"""The model: its configuration, weights by role, and the forward pass."""
