@@ -1,1 +1,3 @@
-"""The maths on tensors: quant formats, matmul, attention, experts, sampling. Knows nothing of requests or files."""
+"""The maths on tensors: quant formats, matmul, attention, experts, sampling. Knows nothing of requests or
+files.
+"""

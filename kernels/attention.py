@@ -1,7 +1,8 @@
 """Attention of ragged rows over gathered keys, with a sink.
 
-There is one key head, and a key is its own value. Every row reads its own list of keys. Tiles of :data:`KEY_TILE` keys are
-taken in order and joined by the running-maximum form of softmax, so a row's result depends on its own list
+There is one key head, and a key is its own value. Every row reads its own list of keys. Tiles of
+:data:`KEY_TILE` keys are taken in order and joined by the running-maximum form of softmax, so a row's result
+depends on its own list
 alone: tiles that only pad the list change nothing, bit for bit.
 """
 

@@ -1,8 +1,9 @@
 """Compressed key/value entries: one learned average of a window of tokens.
 
-Each token contributes a vector and, per dimension, a score; an entry is the softmax-weighted sum over the window's
-slots. With ratio 4 windows overlap: an entry pools eight slots, the previous window's first halves (series a) and its
-own second halves (series b). With other ratios it pools its own tokens. Norm, rotation and rounding follow outside.
+Each token contributes a vector and, per dimension, a score; an entry is the softmax-weighted sum over the
+window's slots. With ratio 4 windows overlap: an entry pools eight slots, the previous window's first halves
+(series a) and its own second halves (series b). With other ratios it pools its own tokens. Norm, rotation and
+rounding follow outside.
 """
 
 from __future__ import annotations

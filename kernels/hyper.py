@@ -2,9 +2,14 @@
 
 Around a sub-layer f, with streams ``x [T, S, D]`` and the flattened, RMS-normalised streams as input:
 
-    pre  = sigmoid(m[:S]·scale₀ + base[:S]) + ε                     input   y = Σ_j pre[j]·x[j]
-    post = 2·sigmoid(m[S:2S]·scale₁ + base[S:2S])                   output  x'[k] = post[k]·f(y) + Σ_j C[j, k]·x[j]
-    C    = sinkhorn(softmax_row(m[2S:]·scale₂ + base[2S:]) + ε)     doubly stochastic, applied transposed
+    pre  = sigmoid(m[:S]·scale₀ + base[:S]) + ε
+    post = 2·sigmoid(m[S:2S]·scale₁ + base[S:2S])
+    C    = sinkhorn(softmax_row(m[2S:]·scale₂ + base[2S:]) + ε)
+
+    input   y = Σ_j pre[j]·x[j]
+    output  x'[k] = post[k]·f(y) + Σ_j C[j, k]·x[j]
+
+C is doubly stochastic, not symmetric, and applied transposed.
 
 GGUF keys ``hc_attn_*``, ``hc_ffn_*`` and ``output_hc_*``.
 """
@@ -23,7 +28,9 @@ from kernels.pointwise import exp, sigmoid
 
 @dataclass(frozen=True)
 class HyperWeights:
-    """``fn [R, S·D]``, ``base [R]``, ``scale [3 or 1]``, float32; R is S·(2 + S) in a layer, S at the head."""
+    """``fn [R, S·D]``, ``base [R]``, ``scale [3 or 1]``, float32; R is S·(2 + S) in a layer, S at the
+    head.
+    """
 
     fn: Tensor
     base: Tensor

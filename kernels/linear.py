@@ -1,8 +1,9 @@
 """Matrix products whose rows do not depend on their neighbours.
 
-A matrix library picks its blocking from the shape of the product, so a row computed alone may differ in its last bits
-from the same row computed among others. Here every product has :data:`ROW_TILE` rows: inputs are padded with zero
-rows and cut into tiles, and a row's result is then a function of that row and the weight alone.
+A matrix library picks its blocking from the shape of the product, so a row computed alone may differ in its
+last bits from the same row computed among others. Here every product has :data:`ROW_TILE` rows: inputs are
+padded with zero rows and cut into tiles, and a row's result is then a function of that row and the weight
+alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROW_TILE = 16
-"""Rows of one product. Smaller wastes less on a single stream, larger reads the weights less often in prefill."""
+"""Rows of one product. Smaller wastes less on a single stream, larger reads the weights less often in
+prefill.
+"""
 
 
 def pad_rows(x: Tensor) -> Tensor:

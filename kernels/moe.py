@@ -47,7 +47,9 @@ def expert_weights(scores: Tensor, chosen: Tensor, scale: float, *, normalise: b
 def routed_experts(
     x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights, clamp: float
 ) -> Tensor:
-    """``Σ_k weights[t, k] · expert[chosen[t, k]](x[t])``, float32 ``[T, D]``; summed in the order of ``chosen``."""
+    """``Σ_k weights[t, k] · expert[chosen[t, k]](x[t])``, float32 ``[T, D]``; summed in the order of
+    ``chosen``.
+    """
     parts = x.new_zeros(x.shape[0], chosen.shape[1], x.shape[1])
     for expert in chosen.unique().tolist():
         rows, slots = torch.nonzero(chosen == expert, as_tuple=True)

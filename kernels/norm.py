@@ -11,7 +11,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
     Args:
         x: float32 ``[..., D]``.
-        weight: float32 ``[D]``, or None for the weightless form (per-head query norm, hyper-connection input).
+        weight: float32 ``[D]``, or None for the weightless form (per-head query norm, hyper-connection
+            input).
         eps: added to the mean square.
     """
     scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)

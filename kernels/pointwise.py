@@ -1,8 +1,8 @@
 """Functions of single numbers whose result does not depend on where in a tensor the number stands.
 
-A vectorised loop computes whole vectors one way and what is left over at its end (or at the border between two
-threads) another way, which may differ in the last bit. Here every number goes through the vector form: tensors are cut
-into pieces of one size, small enough to stay on one thread, and the last piece is padded.
+A vectorised loop computes whole vectors one way and what is left over at its end (or at the border between
+two threads) another way, which may differ in the last bit. Here every number goes through the vector form:
+tensors are cut into pieces of one size, small enough to stay on one thread, and the last piece is padded.
 """
 
 from __future__ import annotations

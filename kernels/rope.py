@@ -1,8 +1,8 @@
 """Rotary positions on the trailing dimensions of a head, pairs interleaved, optionally stretched by YaRN.
 
 Pair i of the rotated part turns by ``position · inverse_frequency[i]``:
-``a' = a·cos − b·sin, b' = a·sin + b·cos``. The angle is a float32 product of the position and the float32 inverse
-frequency, as the official model forms it: a float64 product is a different function at long contexts.
+``a' = a·cos − b·sin, b' = a·sin + b·cos``. The angle is a float32 product of the position and the float32
+inverse frequency, as the official model forms it: a float64 product is another function at long contexts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The roundings the model was trained with, and their packed forms.
 
-Key/value rows: the leading dimensions in FP8 (E4M3) with one power-of-two scale per 64, the rotated ones in bfloat16.
-Indexer rows: a Hadamard turn, then FP4 (E2M1) with one power-of-two scale per 32. Scales being powers of two, the
-packed form is exact: packing a rounded row and unpacking it gives the row back.
+Key/value rows: the leading dimensions in FP8 (E4M3) with one power-of-two scale per 64, the rotated ones in
+bfloat16. Indexer rows: a Hadamard turn, then FP4 (E2M1) with one power-of-two scale per 32. Scales being
+powers of two, the packed form is exact: packing a rounded row and unpacking it gives the row back.
 
 Every rounding is preceded by one to bfloat16, as in the official model.
 """
@@ -36,7 +36,8 @@ def pack_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
         x: float32 ``[..., D]``; the last block may be shorter.
 
     Returns:
-        codes, float8_e4m3fn ``[..., D]``, and exponents, uint8 ``[..., ceil(D/64)]`` (scale = 2^(exponent − 127)).
+        codes, float8_e4m3fn ``[..., D]``, and exponents, uint8 ``[..., ceil(D/64)]`` (scale = 2^(exponent −
+        127)).
     """
     blocks = _blocks(x, FP8_BLOCK)
     exponents = _exponents(blocks.abs().amax(-1).clamp(min=1e-4), FP8_MAX)
@@ -57,7 +58,8 @@ def pack_fp4(x: Tensor) -> tuple[Tensor, Tensor]:
         x: float32 ``[..., D]``, D even; the last block may be shorter.
 
     Returns:
-        codes, uint8 ``[..., D/2]`` (low nibble first; bit 3 is the sign), and exponents, uint8 ``[..., ceil(D/32)]``.
+        codes, uint8 ``[..., D/2]`` (low nibble first; bit 3 is the sign), and exponents, uint8 ``[...,
+        ceil(D/32)]``.
     """
     blocks = _blocks(x, FP4_BLOCK)
     exponents = _exponents(blocks.abs().amax(-1).clamp(min=6 * 2.0**-126), FP4_MAX)
@@ -81,24 +83,28 @@ def unpack_fp4(codes: Tensor, exponents: Tensor) -> Tensor:
 def hadamard(x: Tensor) -> Tensor:
     """The orthonormal Walsh-Hadamard turn of the last dimension (a power of two), float32.
 
-    Butterflies in natural order; both sides of the index score are turned, so only the rounding after it shows.
+    Butterflies in natural order; both sides of the index score are turned, so only the rounding after it
+    shows.
     """
     size = x.shape[-1]
     stride = 1
     while stride < size:
-        pairs = x.unflatten(-1, (size // (2 * stride), 2, stride))
+        pairs: Tensor = x.unflatten(-1, (size // (2 * stride), 2, stride))
         a, b = pairs[..., 0, :], pairs[..., 1, :]
         x = torch.stack((a + b, a - b), dim=-2).flatten(-3)
         stride *= 2
-    return x * size**-0.5
+    return x.mul(size**-0.5)
 
 
 def _blocks(x: Tensor, block: int) -> Tensor:
-    return F.pad(x, (0, -x.shape[-1] % block)).unflatten(-1, (-1, block))
+    blocks: Tensor = F.pad(x, (0, -x.shape[-1] % block)).unflatten(-1, (-1, block))
+    return blocks
 
 
 def _exponents(amax: Tensor, largest: float) -> Tensor:
-    """ceil(log2(amax / largest)) + 127 as uint8; exact, since frexp reads the exponent instead of a logarithm."""
+    """ceil(log2(amax / largest)) + 127 as uint8; exact, since frexp reads the exponent instead of a
+    logarithm.
+    """
     mantissa, exponent = torch.frexp(amax / largest)
     return (exponent - (mantissa == 0.5).to(exponent.dtype) + _EXPONENT_BIAS).clamp(1, 254).to(torch.uint8)
 

@@ -9,7 +9,9 @@ from worker.model.config import ModelConfig, Yarn
 
 
 def small_config(**changes: object) -> ModelConfig:
-    """All layer kinds, hash and top-k routing, an indexer that selects 20 of many, short YaRN original context."""
+    """All layer kinds, hash and top-k routing, an indexer that selects 20 of many, short YaRN original
+    context.
+    """
     values: dict[str, object] = {
         "name": "small",
         "layers": 6,

@@ -53,7 +53,9 @@ _COMPRESSOR = {
 
 
 def oracle_config(config: ModelConfig) -> DeepseekV4Config:
-    """The same model in transformers' words; layers in between are shared experts of width ``expert_width``."""
+    """The same model in transformers' words; layers in between are shared experts of width
+    ``expert_width``.
+    """
     assert config.yarn is not None
     return DeepseekV4Config(
         vocab_size=config.vocab,

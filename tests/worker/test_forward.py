@@ -31,7 +31,9 @@ class Case:
     tokens: list[int]
     logits: Tensor
     gaps: Tensor
-    """For each position the smallest distance, over indexed layers, between the last selected and the next score."""
+    """For each position the smallest distance, over indexed layers, between the last selected and the next
+    score.
+    """
 
 
 @dataclass
@@ -68,7 +70,9 @@ def case() -> Case:
 
 
 def compare(case: Case, logits: Tensor) -> None:
-    """Equal at every position, or up to a selection that hangs on the last digits; most of the prompt either way."""
+    """Equal at every position, or up to a selection that hangs on the last digits; most of the prompt either
+    way.
+    """
     error = (logits - case.logits[: len(logits)]).abs().amax(1)
     wrong = torch.nonzero(error > TOLERANCE).flatten().tolist()
     if wrong:
@@ -225,8 +229,8 @@ def test_rounding_is_applied_where_the_official_model_applies_it(
     with torch.no_grad():
         rounded = oracle_from(config, case.tensors.__getitem__)(torch.tensor([case.tokens])).logits[0]
     ours = Runner.of(config, case.tensors, rounding=True).step([(0, case.tokens)])[0]
-    # A value on the border between two codes goes either way with the last bit before it, so not every row is equal;
-    # before the indexer selects (position 80) such a step is small.
+    # A value on the border between two codes goes either way with the last bit before it, so not every row is
+    # equal; before the indexer selects (position 80) such a step is small.
     error = (ours - rounded).abs().amax(1)
     effect = (rounded - plain).abs().amax(1)
     assert error.median() < 0.02 * effect.median()
@@ -257,7 +261,9 @@ def fp8(x: Tensor, plain_dims: int) -> Tensor:
 
 
 def fp4(x: Tensor) -> Tensor:
-    """Blocks of 32 to E2M1 with a power-of-two scale, nearest of the eight magnitudes, ties to the even code."""
+    """Blocks of 32 to E2M1 with a power-of-two scale, nearest of the eight magnitudes, ties to the even
+    code.
+    """
     blocks = x.unflatten(-1, (-1, 32)).double()
     scale = 2 ** torch.ceil(torch.log2(blocks.abs().amax(-1, keepdim=True).clamp(min=6 * 2.0**-126) / 6))
     scaled = (blocks / scale).clamp(-6, 6)

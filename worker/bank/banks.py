@@ -1,7 +1,7 @@
 """KV banks: what each holds, and the only code that changes it.
 
-A bank is a place for one sequence. Its tokens are those the model has processed; its rings and pages in the store hold
-exactly their state.
+A bank is a place for one sequence. Its tokens are those the model has processed; its rings and pages in the
+store hold exactly their state.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Banks:
         bank.tokens += tokens
 
     def undo(self, bank: Bank, count: int) -> None:
-        """Takes back the last ``count`` tokens, at most :data:`UNDO_ROWS`: the rings still hold what came before."""
+        """Takes back the last ``count`` tokens, at most :data:`UNDO_ROWS`: the rings still hold what came
+        before.
+        """
         if not 0 <= count <= min(UNDO_ROWS, bank.length):
             raise ValueError(f"cannot take back {count} of {bank.length} tokens")
         if count:

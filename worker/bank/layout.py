@@ -1,7 +1,7 @@
 """One step's index arithmetic: which stored and new rows every row reads, and where its own results go.
 
-Computed once a step from positions alone and shared by all layers of a kind. Sources are concatenations: first rows taken
-from a bank's ring, then the step's new rows; an index points into that concatenation.
+Computed once a step from positions alone and shared by all layers of a kind. Sources are concatenations:
+first rows taken from a bank's ring, then the step's new rows; an index points into that concatenation.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class RatioLayout:
 
     Attributes:
         ring: of the compressor's inputs (the indexer's compressor uses the same).
-        slots: for each entry completed in this step the inputs it pools, int64 ``[W, slots]`` into the ring's source;
-            −1 before the first window.
+        slots: for each entry completed in this step the inputs it pools, int64 ``[W, slots]`` into the ring's
+            source; −1 before the first window.
         put_at: where the completed entries go in the pool, int64 ``[W]``.
         positions: of the completed entries (their windows' first tokens), int64 ``[W]``.
         visible: entries that row t sees, int64 ``[T]``.
@@ -115,7 +115,9 @@ class StepLayout:
 
     @classmethod
     def build(cls, spans: Sequence[Span], geometry: KvGeometry) -> StepLayout:
-        """The layout of ``spans``, whose rows follow each other in the batch; banks differ from span to span."""
+        """The layout of ``spans``, whose rows follow each other in the batch; banks differ from span to
+        span.
+        """
         firsts = np.cumsum([0, *(len(span.tokens) for span in spans)])
         positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
         output_rows = np.concatenate(
@@ -184,9 +186,11 @@ def _ratio_layout(
 def _ring_use(
     spans: Sequence[Span], firsts: Ints, ring_rows: int, history: int | None, ratio: int = 1, overlap: int = 1
 ) -> tuple[RingUse, list[int], list[int]]:
-    """The ring's use, and for each span where its part of the source begins and the position that part begins at.
+    """The ring's use, and for each span where its part of the source begins and the position that part begins
+    at.
 
-    ``history`` positions before the span are read; None: those of the open window, and with overlap of the one before.
+    ``history`` positions before the span are read; None: those of the open window, and with overlap of the
+    one before.
     """
     take, put_rows, put_at, bases, lows = [], [], [], [], []
     base = 0
@@ -205,7 +209,9 @@ def _ring_use(
 
 
 def _locate(position: Ints, start: int, first_new: int, base: int, low: int) -> Ints:
-    """Source rows of positions: new ones from ``first_new`` on, older ones from ``base`` on; −1 before the sequence."""
+    """Source rows of positions: new ones from ``first_new`` on, older ones from ``base`` on; −1 before the
+    sequence.
+    """
     index = np.where(position >= start, first_new + position - start, base + position - low)
     return np.where(position >= 0, index, -1)
 

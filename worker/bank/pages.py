@@ -47,7 +47,9 @@ class PagePool:
                 self._free.append(page)
 
     def check(self, tables: Iterable[Iterable[int]]) -> None:
-        """Asserts that holds and free list are exactly what the page tables say; for tests and idle moments."""
+        """Asserts that holds and free list are exactly what the page tables say; for tests and idle
+        moments.
+        """
         held = [0] * self.total
         for table in tables:
             for page in table:

@@ -1,8 +1,9 @@
 """The memory of all KV banks, taken once.
 
-Per layer and bank: a ring of the last raw key rows and rings of the compressors' inputs (the open windows). Per layer
-and page: the compressed entries of :attr:`KvGeometry.page_tokens` tokens. Rings are addressed by position modulo their
-size and are longer than the model needs by :data:`UNDO_ROWS`, so that taking back that many tokens only moves a length.
+Per layer and bank: a ring of the last raw key rows and rings of the compressors' inputs (the open windows).
+Per layer and page: the compressed entries of :attr:`KvGeometry.page_tokens` tokens. Rings are addressed by
+position modulo their size and are longer than the model needs by :data:`UNDO_ROWS`, so that taking back that
+many tokens only moves a length.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class KvGeometry:
         return self.config.window + UNDO_ROWS
 
     def window_rows(self, ratio: int) -> int:
-        """Compressor inputs kept a bank: the open window, the one before where windows overlap, and the slack."""
+        """Compressor inputs kept a bank: the open window, the one before where windows overlap, and the
+        slack.
+        """
         return self.overlap(ratio) * ratio + UNDO_ROWS
 
     @staticmethod

@@ -1,0 +1,391 @@
+"""The engine: one thread that owns model, banks and queue, and runs step after step.
+
+Everybody else sends it messages and hears, once a step, what happened to all requests in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from kernels.sampling import TokenCounts, adjust, sample, top_logprobs
+from worker.bank.banks import Bank, Banks, TokenId
+from worker.bank.layout import StepLayout
+from worker.bank.pages import PagePool
+from worker.bank.store import KvGeometry, KvStore
+from worker.errors import BusyError, DrainingError, TwinsparkError
+from worker.model.forward import Model
+from worker.schedule.admission import choose
+from worker.schedule.request import (
+    AdmissionKind,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Progress,
+    Request,
+    RequestId,
+    Token,
+    TokenLogprob,
+    Usage,
+    check_request,
+)
+from worker.schedule.step import StepPlan, Work, plan_step
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[Sequence[Event]], None]
+"""Takes a step's events; called on the engine's thread and must not block."""
+
+_RETRY_AFTER_S = 2.0
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What the memory plan allows.
+
+    Attributes:
+        context: tokens a bank holds.
+        banks: sequences at a time.
+        prefill_chunk: prompt tokens a step.
+        queue: requests that may wait for a bank.
+        threads: of torch's own thread pool.
+        rounding: store keys as the official model rounds them; off only for comparisons.
+    """
+
+    context: int
+    banks: int
+    prefill_chunk: int = 128
+    queue: int = 64
+    threads: int = 2
+    rounding: bool = True
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Totals since the engine started."""
+
+    requests: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class BankView:
+    """One bank for status: ``state`` is free, idle, prefill or decode."""
+
+    state: str
+    tokens: int
+    request: RequestId | None
+    idle_s: float
+
+
+@dataclass(frozen=True)
+class EngineView:
+    """A snapshot, replaced after every step and safe to read from any thread."""
+
+    running: int
+    queued: int
+    banks: tuple[BankView, ...]
+    pages_total: int
+    pages_free: int
+    counters: Counters
+
+
+@dataclass
+class _Running:
+    """A request in a bank."""
+
+    request: Request
+    bank: Bank
+    kind: AdmissionKind
+    cached: int
+    max_tokens: int
+    arrived_at: float
+    admitted_at: float
+    counts: TokenCounts | None
+    answer: list[TokenId] = field(default_factory=list)
+    first_token_at: float = 0.0
+    served_step: int = -1
+
+    @property
+    def work(self) -> Work:
+        return Work(self.request.id, self.bank.length, len(self.request.prompt), self.served_step)
+
+
+@dataclass
+class _Waiting:
+    request: Request
+    arrived_at: float
+    told_position: int = 0
+
+
+class Engine:
+    """Serves requests on one model.
+
+    Args:
+        model: weights and forward.
+        limits: sizes; their memory is taken here.
+        sink: hears the events of every step.
+        on_fatal: called once, on the engine's thread, when a step fails: the engine is then unusable.
+    """
+
+    def __init__(
+        self, model: Model, limits: EngineLimits, sink: Sink, on_fatal: Callable[[BaseException], None]
+    ) -> None:
+        self.model = model
+        self.limits = limits
+        self._sink = sink
+        self._on_fatal = on_fatal
+        geometry = KvGeometry(model.config, limits.rounding)
+        pages = limits.banks * geometry.pages_for(limits.context)
+        self._geometry = geometry
+        self._store = KvStore(geometry, limits.banks, pages)
+        self._banks = Banks(geometry, limits.banks, PagePool(pages))
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: deque[_Waiting] = deque()
+        self._running: dict[RequestId, _Running] = {}
+        self._events: list[Event] = []
+        self._counters = Counters()
+        self._draining = False
+        self.progress_at = time.monotonic()
+        self.view = self._snapshot()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the step loop."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the loop after the current step and waits for it; requests in flight are dropped."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; its events follow through the sink. Callable from any thread."""
+        arrived_at = time.monotonic()
+        self._inbox.put(lambda: self._accept(request, arrived_at))
+
+    def cancel(self, request: RequestId) -> None:
+        """Ends a request at the next step boundary without further events; unknown ids are ignored."""
+        self._inbox.put(lambda: self._cancel(request))
+
+    def drain(self) -> None:
+        """Refuses requests from now on; those accepted go on."""
+        self._inbox.put(self._start_draining)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether requests run or wait, as of the last step."""
+        return bool(self.view.running or self.view.queued)
+
+    def _run(self) -> None:
+        torch.set_num_threads(self.limits.threads)
+        try:
+            while self._take_messages():
+                self._admit()
+                plan = plan_step([one.work for one in self._running.values()], self.limits.prefill_chunk)
+                if plan:
+                    self._step(plan)
+                self.progress_at = time.monotonic()
+                self._report()
+        except BaseException as error:
+            log.exception("event=engine_failed")
+            failure = TwinsparkError("the engine failed and is being restarted", "send the request again")
+            ids = [*self._running, *(one.request.id for one in self._waiting)]
+            self._sink([Failed(request, failure) for request in ids])
+            self._on_fatal(error)
+
+    def _take_messages(self) -> bool:
+        """Handles what has arrived, waiting only when there is nothing else to do; False means stop."""
+        block = not self._running and not self._waiting
+        while True:
+            try:
+                message = self._inbox.get(block=block)
+            except queue.Empty:
+                return True
+            if message is None:
+                return False
+            message()
+            block = False
+
+    def _accept(self, request: Request, arrived_at: float) -> None:
+        try:
+            if self._draining:
+                raise DrainingError("the engine is shutting down", "send the request again in a moment")
+            known = request.id in self._running or any(one.request.id == request.id for one in self._waiting)
+            if known:
+                raise TwinsparkError(f"request id {request.id!r} is in use")
+            check_request(request, self.model.config.vocab, self.limits.context)
+            if len(self._waiting) >= self.limits.queue:
+                raise BusyError(
+                    f"all {self.limits.banks} banks are busy and {len(self._waiting)} requests wait",
+                    _RETRY_AFTER_S,
+                    f"retry after {_RETRY_AFTER_S:g} s",
+                )
+        except TwinsparkError as error:
+            self._count(refused=1)
+            self._events.append(Failed(request.id, error))
+            return
+        self._count(requests=1)
+        self._waiting.append(_Waiting(request, arrived_at))
+
+    def _cancel(self, request: RequestId) -> None:
+        running = self._running.get(request)
+        if running is not None:
+            self._release(running)
+            self._count(cancelled=1)
+        waiting = next((one for one in self._waiting if one.request.id == request), None)
+        if waiting is not None:
+            self._waiting.remove(waiting)
+            self._count(cancelled=1)
+
+    def _start_draining(self) -> None:
+        self._draining = True
+
+    def _admit(self) -> None:
+        while self._waiting:
+            waiting = self._waiting[0]
+            request = waiting.request
+            admission = choose(request.prompt, self._banks.all)
+            if admission is None:
+                break
+            self._waiting.popleft()
+            bank = admission.bank
+            if admission.kind is AdmissionKind.WARM:
+                self._banks.undo(bank, admission.undo)
+            else:
+                self._banks.clear(bank)
+            bank.in_use = True
+            room = self.limits.context - len(request.prompt)
+            counts = None
+            if request.sampling.counts_tokens:
+                counts = TokenCounts(self.model.config.vocab, torch.tensor(request.prompt))
+            self._running[request.id] = _Running(
+                request,
+                bank,
+                admission.kind,
+                admission.cached,
+                min(request.max_tokens or room, room),
+                waiting.arrived_at,
+                time.monotonic(),
+                counts,
+            )
+            self._count(prompt_tokens=len(request.prompt), cached_tokens=admission.cached)
+        for position, waiting in enumerate(self._waiting, start=1):
+            if waiting.told_position != position:
+                waiting.told_position = position
+                request = waiting.request
+                self._events.append(Progress(request.id, 0, len(request.prompt), position))
+
+    def _step(self, plan: StepPlan) -> None:
+        parts: list[tuple[_Running, Sequence[TokenId], int]] = []
+        for request in plan.decode:
+            running = self._running[request]
+            parts.append((running, running.answer[-1:], 1))
+        if plan.prefill is not None:
+            running = self._running[plan.prefill]
+            begin, prompt = running.bank.length, running.request.prompt
+            end = begin + plan.prefill_tokens
+            parts.append((running, prompt[begin:end], int(end == len(prompt))))
+        spans = [self._banks.span(running.bank, tokens, outputs) for running, tokens, outputs in parts]
+        logits = self.model.forward(StepLayout.build(spans, self._geometry), self._store)
+        rows = iter(logits)
+        for running, tokens, outputs in parts:
+            self._banks.commit(running.bank, tokens)
+            running.served_step = self._counters.steps
+            if outputs:
+                self._sample(running, next(rows))
+            else:
+                done, total = running.bank.length, len(running.request.prompt)
+                self._events.append(Progress(running.request.id, done, total, 0))
+        self._count(steps=1)
+
+    def _sample(self, running: _Running, logits: Tensor) -> None:
+        request, config = running.request, self.model.config
+        now = time.monotonic()
+        if not running.answer:
+            running.first_token_at = now
+        adjusted = adjust(logits, request.sampling, running.counts)
+        token = TokenId(sample(adjusted, request.sampling, running.bank.length))
+        ends = token in request.stop_tokens or (token == config.eos_token and not request.ignore_eos)
+        if ends:
+            self._finish(running, FinishReason.STOP, token, now)
+            return
+        running.answer.append(token)
+        if running.counts is not None:
+            running.counts.add(token)
+        logprob = None
+        if request.logprobs:
+            logprob = TokenLogprob(*top_logprobs(logits, token, request.top_logprobs))
+        self._count(completion_tokens=1)
+        self._events.append(Token(request.id, token, logprob))
+        if len(running.answer) >= running.max_tokens:
+            self._finish(running, FinishReason.LENGTH, None, now)
+
+    def _finish(self, running: _Running, reason: FinishReason, stop: TokenId | None, now: float) -> None:
+        new_tokens = len(running.request.prompt) - running.cached
+        prefill_s = running.first_token_at - running.admitted_at
+        decode_s = now - running.first_token_at
+        steps = len(running.answer) - (0 if stop is not None else 1)
+        usage = Usage(
+            prompt_tokens=len(running.request.prompt),
+            cached_tokens=running.cached,
+            completion_tokens=len(running.answer),
+            queue_s=running.admitted_at - running.arrived_at,
+            ttft_s=running.first_token_at - running.arrived_at,
+            prefill_tokens_per_s=new_tokens / max(prefill_s, 1e-9),
+            decode_tokens_per_s=steps / decode_s if steps > 0 and decode_s > 0 else 0.0,
+            admission=running.kind,
+            stop_token=stop,
+        )
+        self._release(running)
+        self._count(finished=1)
+        self._events.append(Finished(running.request.id, reason, usage))
+
+    def _release(self, running: _Running) -> None:
+        """Gives the bank back with all it holds, so that a retry or a next turn goes on from there."""
+        running.bank.in_use = False
+        running.bank.used_at = time.monotonic()
+        del self._running[running.request.id]
+
+    def _count(self, **more: int) -> None:
+        changed = {name: getattr(self._counters, name) + value for name, value in more.items()}
+        self._counters = replace(self._counters, **changed)
+
+    def _report(self) -> None:
+        self.view = self._snapshot()
+        if self._events:
+            events, self._events = self._events, []
+            self._sink(events)
+
+    def _snapshot(self) -> EngineView:
+        now = time.monotonic()
+        by_bank = {running.bank.id: running for running in self._running.values()}
+        banks = []
+        for bank in self._banks.all:
+            running = by_bank.get(bank.id)
+            if running is not None:
+                state = "decode" if running.work.decodes else "prefill"
+                banks.append(BankView(state, bank.length, running.request.id, 0.0))
+            else:
+                idle_s = now - bank.used_at if bank.length else 0.0
+                banks.append(BankView("idle" if bank.length else "free", bank.length, None, idle_s))
+        pool = self._banks.pool
+        return EngineView(
+            len(self._running), len(self._waiting), tuple(banks), pool.total, pool.free, self._counters
+        )
