@@ -162,7 +162,7 @@ class Engine:
         self._events: list[Event] = []
         self._counters = Counters()
         self._draining = False
-        self.progress_at = time.monotonic()
+        self.step_started_at: float | None = None
         self.view = self._snapshot()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -188,11 +188,6 @@ class Engine:
         """Refuses requests from now on; those accepted go on."""
         self._inbox.put(self._start_draining)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether requests run or wait, as of the last step."""
-        return bool(self.view.running or self.view.queued)
-
     def _run(self) -> None:
         torch.set_num_threads(self.limits.threads)
         try:
@@ -200,8 +195,9 @@ class Engine:
                 self._admit()
                 plan = plan_step([one.work for one in self._running.values()], self.limits.prefill_chunk)
                 if plan:
+                    self.step_started_at = time.monotonic()
                     self._step(plan)
-                self.progress_at = time.monotonic()
+                    self.step_started_at = None
                 self._report()
         except BaseException as error:
             log.exception("event=engine_failed")
@@ -231,11 +227,11 @@ class Engine:
             if known:
                 raise TwinsparkError(f"request id {request.id!r} is in use")
             check_request(request, self.model.config.vocab, self.limits.context)
+            self._admit()  # those before it may not need to wait
             if len(self._waiting) >= self.limits.queue:
                 raise BusyError(
                     f"all {self.limits.banks} banks are busy and {len(self._waiting)} requests wait",
                     _RETRY_AFTER_S,
-                    f"retry after {_RETRY_AFTER_S:g} s",
                 )
         except TwinsparkError as error:
             self._count(refused=1)

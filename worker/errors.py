@@ -6,11 +6,12 @@ from __future__ import annotations
 class TwinsparkError(Exception):
     """Base of every error that is somebody's to act on.
 
-    ``message`` says what is wrong, naming the file, key, tensor or number; ``hint`` says what to do.
+    ``message`` says what is wrong, naming the file, key, tensor or number; ``hint`` says what to do. ``args``
+    are the constructor's, so that an error survives being sent between processes.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message, hint)
         self.message = message
         self.hint = hint
 
@@ -33,12 +34,22 @@ class RequestError(TwinsparkError):
 class PromptTooLongError(RequestError):
     """The prompt does not fit the context."""
 
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            f"Prompt has {prompt_tokens} tokens, but the configured context size is {context_tokens} tokens",
+            "shorten the prompt, or serve with a larger --ctx",
+        )
+        self.args = (prompt_tokens, context_tokens)
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
 
 class BusyError(TwinsparkError):
     """No room in the queue; the sender may try again after ``retry_after_s``."""
 
-    def __init__(self, message: str, retry_after_s: float, hint: str = "") -> None:
-        super().__init__(message, hint)
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message, f"retry after {retry_after_s:g} s")
+        self.args = (message, retry_after_s)
         self.retry_after_s = retry_after_s
 
 

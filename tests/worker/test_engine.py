@@ -232,4 +232,4 @@ def test_pages_balance_after_random_work() -> None:
         for name in list(harness.outcomes):
             harness.wait(name)
     harness.engine._banks.check()
-    assert not harness.engine.has_work
+    assert (harness.engine.view.running, harness.engine.view.queued) == (0, 0)

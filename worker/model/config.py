@@ -32,8 +32,9 @@ class Yarn:
 class ModelConfig:
     """Sizes and constants of a DeepSeek-V4 model.
 
-    ``compress_ratios``, ``swiglu_clamp`` and ``swiglu_clamp_shared`` have one entry a layer. A ratio of 0 is a layer
-    with a sliding window only, 4 one with overlapping windows and an indexer, any other one with plain windows.
+    ``compress_ratios``, ``swiglu_clamp`` and ``swiglu_clamp_shared`` have one entry a layer. A ratio of 0
+    is a layer with a sliding window only, 4 one with overlapping windows and an indexer, any other one with
+    plain windows.
     """
 
     name: str
@@ -181,9 +182,7 @@ def _check_together(config: ModelConfig, values: Metadata) -> None:
     """What no single key can tell."""
     value_dim = values.integer(".attention.value_length", 1, 8192, default=config.head_dim)
     if value_dim != config.head_dim:
-        raise values.error(
-            ".attention.value_length", f"is {value_dim}, expected key_length {config.head_dim}"
-        )
+        raise values.error(".attention.value_length", f"is {value_dim}, but key_length is {config.head_dim}")
     if config.heads % config.o_groups:
         raise values.error(
             ".attention.output_group_count", f"is {config.o_groups}, does not divide {config.heads} heads"
@@ -192,7 +191,7 @@ def _check_together(config: ModelConfig, values: Metadata) -> None:
         raise values.error(".rope.dimension_count", f"is {config.rope_dim}, expected an even number")
     if config.rope_dim > config.head_dim:
         raise values.error(
-            ".rope.dimension_count", f"is {config.rope_dim}, above key_length {config.head_dim}"
+            ".rope.dimension_count", f"is {config.rope_dim}, above the heads' {config.head_dim}"
         )
     if 4 in config.compress_ratios and config.rope_dim > config.index_dim:
         raise values.error(

@@ -1,8 +1,9 @@
 """DeepSeek-V4's forward over one ragged step, in plain torch.
 
-Rows of several banks run together; what a row may read and where its results go is in the step's layout. Compressed
-entries are stored as they are computed, past the end of what their bank holds; rings, whose rows replace older ones, are
-written after the last layer. So a forward that fails or is given up leaves every bank as it was.
+Rows of several banks run together; what a row may read and where its results go is in the step's layout.
+Compressed entries are stored as they are computed, past the end of what their bank holds; rings, whose rows
+replace older ones, are written after the last layer. So a forward that fails or is given up leaves every bank
+as it was.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kernels.moe import choose_by_score, expert_weights, routed_experts, router_
 from kernels.norm import rms_norm
 from kernels.rope import Rotation, YarnScaling, inverse_frequencies, rotate, rotation
 from worker.bank.codec import Planes, RowCodec, put, take
-from worker.bank.layout import RatioLayout, RingUse, StepLayout
+from worker.bank.layout import RingUse, StepLayout
 from worker.bank.store import KvStore, LayerStore, WindowRing
 from worker.model.config import ModelConfig
 from worker.model.weights import CompressorWeights, IndexerWeights, LayerWeights, ModelWeights, MoeWeights
@@ -38,9 +39,7 @@ class Model:
     def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
         self.config = config
         self.weights = weights
-        yarn = config.yarn and YarnScaling(
-            config.yarn.factor, config.yarn.original_context, config.yarn.beta_fast, config.yarn.beta_slow
-        )
+        yarn = YarnScaling(**vars(config.yarn)) if config.yarn else None
         self._plain_frequencies = inverse_frequencies(config.rope_dim, config.rope_base, None)
         self._compress_frequencies = inverse_frequencies(config.rope_dim, config.compress_rope_base, yarn)
 
@@ -214,7 +213,9 @@ class _Step:
 
 
 def _entry_reader(codec: RowCodec, planes: Planes, entries: Tensor, reads: int) -> Callable[[Tensor], Tensor]:
-    """Maps indices into ``entries`` to keys; unpacks each entry once where that is less work than on every read."""
+    """Maps indices into ``entries`` to keys; unpacks each entry once where that is less work than on every
+    read.
+    """
     if reads < len(entries):
         return lambda tile: codec.decode(take(planes, entries[tile]))
     unpacked = codec.decode(take(planes, entries))

@@ -13,8 +13,8 @@ _HINT = "the file is damaged or not a DeepSeek-V4 conversion this version knows;
 class Metadata:
     """A view of metadata values under one architecture's prefix.
 
-    A key that starts with a dot belongs to the architecture (``.block_count`` is ``deepseek4.block_count``); others
-    are taken as they are. A key without a default must be there.
+    A key that starts with a dot belongs to the architecture (``.block_count`` is ``deepseek4.block_count``);
+    others are taken as they are. A key without a default must be there.
     """
 
     def __init__(self, values: Mapping[str, object], architecture: str, source: str) -> None:
@@ -57,7 +57,7 @@ class Metadata:
         return value
 
     def integers(self, key: str, count: int, low: int, high: int) -> tuple[int, ...]:
-        """The first ``count`` entries of an array of integers; later entries belong to layers that are not run."""
+        """The first ``count`` entries of an array; later ones belong to layers that are not run."""
         return tuple(self._integer(key, value, low, high) for value in self._array(key, count))
 
     def numbers(self, key: str, count: int, low: float, high: float) -> tuple[float, ...]:

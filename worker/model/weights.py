@@ -42,7 +42,9 @@ class CompressorWeights:
 
 @dataclass(frozen=True)
 class IndexerWeights:
-    """``q_b [index_heads · index_dim, q_rank]``, ``proj [index_heads, hidden]`` and the index rows' compressor."""
+    """``q_b [index_heads · index_dim, q_rank]``, ``proj [index_heads, hidden]`` and the index rows'
+    compressor.
+    """
 
     q_b: Tensor
     proj: Tensor
