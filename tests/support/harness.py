@@ -6,9 +6,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from support.models import random_tensors, small_config
-
 from kernels.sampling import SamplingParams
+from support.models import random_tensors, small_config
 from worker.bank.banks import TokenId
 from worker.engine import Engine, EngineLimits
 from worker.errors import TwinsparkError

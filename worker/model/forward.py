@@ -51,9 +51,9 @@ class Model:
             logits, float32 ``[len(layout.output_rows), vocab]``.
         """
         config, weights = self.config, self.weights
-        tokens = pad_rows(layout.tokens)
         step = _Step(config, layout, store, self._plain_frequencies, self._compress_frequencies)
-        streams = weights.embedding[tokens][:, None].expand(-1, config.streams, -1).clone()
+        embedded = pad_rows(weights.embedding[layout.tokens])
+        streams = embedded[:, None].expand(-1, config.streams, -1).clone()
         for index, layer in enumerate(weights.layers):
             x, mix = hyper_input(
                 streams, layer.attention_mix, config.sinkhorn_iterations, config.hc_eps, config.rms_eps
@@ -64,7 +64,7 @@ class Model:
                 streams, layer.moe_mix, config.sinkhorn_iterations, config.hc_eps, config.rms_eps
             )
             x = rms_norm(x, layer.moe_norm, config.rms_eps)
-            streams = hyper_merge(streams, _moe(config, index, layer.moe, x, tokens), mix)
+            streams = hyper_merge(streams, _moe(config, index, layer.moe, x, layout.tokens), mix)
         step.commit()
         wanted = pad_rows(streams[layout.output_rows])
         x = hyper_head(wanted, weights.head_mix, config.hc_eps, config.rms_eps)
@@ -73,15 +73,16 @@ class Model:
 
 
 def _moe(config: ModelConfig, index: int, moe: MoeWeights, x: Tensor, tokens: Tensor) -> Tensor:
-    scores = router_scores(x, moe.router)
+    """The sub-layer's output for ``x [T padded, hidden]``; padding rows choose no experts."""
+    scores = router_scores(x, moe.router)[: len(tokens)]
     if moe.token_experts is not None:
         chosen = moe.token_experts[tokens].to(torch.int64)
     else:
         assert moe.bias is not None
         chosen = choose_by_score(scores, moe.bias, config.experts_used)
     weights = expert_weights(scores, chosen, config.expert_scale, normalise=config.expert_norm)
-    out = routed_experts(x, chosen, weights, moe.routed, config.swiglu_clamp[index])
-    return out + shared_expert(x, moe.shared, config.swiglu_clamp_shared[index])
+    out = routed_experts(x[: len(tokens)], chosen, weights, moe.routed, config.swiglu_clamp[index])
+    return pad_rows(out) + shared_expert(x, moe.shared, config.swiglu_clamp_shared[index])
 
 
 class _Step:

@@ -124,10 +124,7 @@ def check_request(request: Request, vocab: int, context: int) -> None:
     if not request.prompt:
         raise RequestError("the prompt is empty", "send at least one token")
     if len(request.prompt) >= context:
-        raise PromptTooLongError(
-            f"Prompt has {len(request.prompt)} tokens, but the configured context size is {context} tokens",
-            "shorten the prompt, or serve with a larger --ctx",
-        )
+        raise PromptTooLongError(len(request.prompt), context)
     for what, tokens in (
         ("prompt", request.prompt),
         ("stop_tokens", request.stop_tokens),

@@ -1,0 +1,1 @@
+"""Block formats of GGUF tensors, one file a format, and their table."""
