@@ -1,1 +1,3 @@
-"""Text in, text out: prompt rendering, tokenizer, HTTP APIs, routing over engines. Talks to engines over gRPC only."""
+"""Text in, text out: prompts, tokenizer, HTTP APIs, routing. Talks to engines over gRPC only."""
+only.
+"""

@@ -1,0 +1,124 @@
+"""Responses that notice when nobody listens any more, and streams that are never silent for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.errors import error_event
+from gateway.errors import GatewayError
+
+_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+async def until_gone(request: Request, work: Awaitable[Response]) -> Response:
+    """Does the work unless the client disconnects first; then the work is cancelled at once."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        return Response(status_code=499)  # nobody reads it
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """A server-sent-event response that ends its source as soon as the client is gone.
+
+    The first event is awaited before the headers go out, so that a refused request still gets its proper
+    status.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes], first: bytes, keepalive_s: float) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._events = events
+        self._first = first
+        self._keepalive_s = keepalive_s
+
+    @classmethod
+    async def begin(cls, events: AsyncGenerator[bytes], keepalive_s: float) -> EventStream:
+        """Starts the source, waiting no longer for its first event than for any other."""
+        pending = asyncio.ensure_future(anext(events))
+        await asyncio.wait((pending,), timeout=keepalive_s)
+        if pending.done():
+            return cls(events, pending.result(), keepalive_s)
+        return cls(_resumed(pending, events), b": waiting\n\n", keepalive_s)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        sending = asyncio.ensure_future(self._send_all(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for task in (sending, gone):
+                task.cancel()
+            await asyncio.gather(sending, gone, return_exceptions=True)
+
+    async def _send_all(self, send: Send) -> None:
+        async def push(data: bytes) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+        try:
+            await push(self._first)
+            async with aclosing(_with_keepalive(self._events, self._keepalive_s)) as events:
+                async for event in events:
+                    await push(event)
+        except GatewayError as error:
+            await push(error_event(error))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _resumed(pending: asyncio.Future[bytes], events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """The events from one that is already awaited on."""
+    try:
+        yield await pending
+        async for event in events:
+            yield event
+    finally:
+        pending.cancel()
+        await asyncio.gather(pending, return_exceptions=True)
+        await events.aclose()
+
+
+async def _with_keepalive(events: AsyncGenerator[bytes], keepalive_s: float) -> AsyncGenerator[bytes]:
+    """The events, and a comment after every silence of ``keepalive_s``."""
+    pending: asyncio.Future[bytes] | None = None
+    try:
+        while True:
+            pending = pending or asyncio.ensure_future(anext(events))
+            await asyncio.wait((pending,), timeout=keepalive_s)
+            if not pending.done():
+                yield b": waiting\n\n"
+                continue
+            done, pending = pending, None
+            try:
+                yield done.result()
+            except StopAsyncIteration:
+                return
+    finally:
+        if pending is not None:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+        await events.aclose()
