@@ -1,3 +1,1 @@
 """Text in, text out: prompts, tokenizer, HTTP APIs, routing. Talks to engines over gRPC only."""
-only.
-"""

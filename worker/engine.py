@@ -126,6 +126,24 @@ class _Running:
     def work(self) -> Work:
         return Work(self.request.id, self.bank.length, len(self.request.prompt), self.served_step)
 
+    def usage(self, stop: TokenId | None, now: float) -> Usage:
+        """The numbers at this moment, from the first token on."""
+        prompt_tokens = len(self.request.prompt)
+        decode_s = now - self.first_token_at
+        decode_steps = len(self.answer) - (1 if stop is None else 0)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=self.cached,
+            completion_tokens=len(self.answer),
+            queue_s=self.admitted_at - self.arrived_at,
+            ttft_s=self.first_token_at - self.arrived_at,
+            prefill_tokens_per_s=(prompt_tokens - self.cached)
+            / max(self.first_token_at - self.admitted_at, 1e-9),
+            decode_tokens_per_s=decode_steps / decode_s if decode_steps > 0 and decode_s > 0 else 0.0,
+            admission=self.kind,
+            stop_token=stop,
+        )
+
 
 @dataclass
 class _Waiting:
@@ -329,26 +347,13 @@ class Engine:
         if request.logprobs:
             logprob = TokenLogprob(*top_logprobs(logits, token, request.top_logprobs))
         self._count(completion_tokens=1)
-        self._events.append(Token(request.id, token, logprob))
+        usage = running.usage(None, now) if len(running.answer) == 1 else None
+        self._events.append(Token(request.id, token, logprob, usage))
         if len(running.answer) >= running.max_tokens:
             self._finish(running, FinishReason.LENGTH, None, now)
 
     def _finish(self, running: _Running, reason: FinishReason, stop: TokenId | None, now: float) -> None:
-        new_tokens = len(running.request.prompt) - running.cached
-        prefill_s = running.first_token_at - running.admitted_at
-        decode_s = now - running.first_token_at
-        steps = len(running.answer) - (0 if stop is not None else 1)
-        usage = Usage(
-            prompt_tokens=len(running.request.prompt),
-            cached_tokens=running.cached,
-            completion_tokens=len(running.answer),
-            queue_s=running.admitted_at - running.arrived_at,
-            ttft_s=running.first_token_at - running.arrived_at,
-            prefill_tokens_per_s=new_tokens / max(prefill_s, 1e-9),
-            decode_tokens_per_s=steps / decode_s if steps > 0 and decode_s > 0 else 0.0,
-            admission=running.kind,
-            stop_token=stop,
-        )
+        usage = running.usage(stop, now)
         self._release(running)
         self._count(finished=1)
         self._events.append(Finished(running.request.id, reason, usage))

@@ -236,6 +236,8 @@ def _reply(events: Sequence[Event]) -> pb.GenerateReply:
     for event in events:
         if isinstance(event, Token):
             reply.tokens.append(event.token)
+            if event.usage is not None:
+                reply.usage.CopyFrom(_usage(event.usage))
             if event.logprob is not None:
                 reply.logprobs.add(
                     logprob=event.logprob.logprob,

@@ -62,7 +62,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Usage:
-    """A finished request's numbers; seconds are wall-clock."""
+    """A request's numbers, at its first token or its end; seconds are wall-clock."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -87,11 +87,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Token:
-    """One more token of the answer."""
+    """One more token of the answer; the first comes with what is known of the request so far."""
 
     request: RequestId
     token: TokenId
     logprob: TokenLogprob | None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True)

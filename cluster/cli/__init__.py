@@ -1,0 +1,1 @@
+"""The ``twinspark`` command line: one file a command."""
