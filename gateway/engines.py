@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
@@ -31,6 +32,7 @@ class EngineClient:
     def __init__(self, address: str, secret: str) -> None:
         self.address = address
         self.streams = 0
+        self._closed = False
         self._metadata = (("authorization", f"Bearer {secret}"),)
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
@@ -48,6 +50,11 @@ class EngineClient:
                 yield reply
         except grpc.aio.AioRpcError as error:
             raise gateway_error(error) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                raise _gone() from None  # the connection was closed under the call; nobody cancelled us
+            raise
         finally:
             self.streams -= 1
             call.cancel()
@@ -86,6 +93,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """Ends the connection and its calls."""
+        self._closed = True
         await self._channel.close(grace=None)
 
 
@@ -106,9 +114,13 @@ def gateway_error(error: grpc.aio.AioRpcError) -> GatewayError:
             retry_after_s = float(metadata["retry-after-s"])
         return GatewayError(Fault.BUSY, message, retry_after_s=retry_after_s)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return GatewayError(
-            Fault.UNAVAILABLE,
-            "the engine went away; it is being restarted, send the request again in a moment",
-            retry_after_s=2.0,
-        )
+        return _gone()
     return GatewayError(Fault.INTERNAL, message)
+
+
+def _gone() -> GatewayError:
+    return GatewayError(
+        Fault.UNAVAILABLE,
+        "the engine went away; it is being restarted, send the request again in a moment",
+        retry_after_s=2.0,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ class EngineAddress:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model all engines serve."""
+    """The model all engines serve; ``name`` is its id in the APIs."""
 
     name: str
     fingerprint: str
@@ -39,6 +40,11 @@ class ModelInfo:
 def least_loaded(engines: Sequence[EngineClient]) -> EngineClient | None:
     """The engine with the fewest streams of ours; the first of equals."""
     return min(engines, key=lambda engine: engine.streams, default=None)
+
+
+def model_id(name: str) -> str:
+    """A model's name as an id: lower case, words joined by hyphens."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") or "model"
 
 
 class Router:
@@ -145,7 +151,7 @@ class Router:
             tokenizer = await asyncio.to_thread(ChatTokenizer, told.vocabulary)
         else:
             tokenizer = self._model.tokenizer
-        self._model = ModelInfo(told.name, told.fingerprint, told.context_tokens, tokenizer)
+        self._model = ModelInfo(model_id(told.name), told.fingerprint, told.context_tokens, tokenizer)
 
     def _close(self, client: EngineClient) -> None:
         closing = asyncio.create_task(client.close())
