@@ -7,8 +7,9 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import uvicorn
 
@@ -31,8 +32,11 @@ log = logging.getLogger(__name__)
 ENGINE_ID = "engine-0"
 _ENGINE_HOST = "127.0.0.1"
 
-Announce = Callable[[str], None]
-"""Takes a line for whoever watches the start."""
+
+class Announce(Protocol):
+    """Tells whoever watches what is going on; ``done`` is how much of it, 0 to 1, where that is known."""
+
+    def __call__(self, line: str, done: float | None = None) -> None: ...
 
 
 def run_service(config: ServeConfig, model: Path, announce: Announce) -> None:
@@ -148,7 +152,7 @@ class _Service:
             if state.message != told:
                 told = state.message
                 where = f" at {self._record.url}" if state.address else ""
-                self._announce(told + where)
+                self._announce(told + where, state.done)
             if state.fatal:
                 self.failure = TwinsparkError(state.message, "change what it says and start again")
                 stop.set()

@@ -38,12 +38,14 @@ class EngineState:
     Attributes:
         address: where it serves; None while it does not.
         message: for people: loading and how far, ready, why it is being restarted.
+        done: of the loading, 0 to 1; None while nothing is being loaded.
         fatal: the engine cannot be started until somebody changes something; ``message`` says what.
         restarts: engines that died since the service started.
     """
 
     address: str | None
     message: str
+    done: float | None = None
     fatal: bool = False
     restarts: int = 0
     pid: int | None = None
@@ -140,12 +142,18 @@ class Supervisor:
 
     def _tell_loading(self, loading: Loading) -> None:
         done = f" {loading.done:.0%}" if loading.done is not None else ""
-        self._tell(None, loading.stage + done)
+        self._tell(None, loading.stage + done, done=loading.done)
 
     def _tell(
-        self, address: str | None, message: str, *, fatal: bool = False, pid: int | None = None
+        self,
+        address: str | None,
+        message: str,
+        *,
+        done: float | None = None,
+        fatal: bool = False,
+        pid: int | None = None,
     ) -> None:
-        self.publish(EngineState(address, message, fatal, len(self._deaths), pid))
+        self.publish(EngineState(address, message, done, fatal, len(self._deaths), pid))
 
 
 async def _result(reference: Awaitable[Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 from cluster.config import ConfigError, ServeConfig, doc, load_config
 from cluster.demo import demo_model
@@ -48,7 +49,28 @@ def command(
     _log_to(config)
     if config.demo:
         console.print("The demo model has random weights: it shows the service, its answers are noise.")
-    run_service(config, path, lambda line: console.print(line, highlight=False))
+    run_service(config, path, _Watcher(console))
+
+
+class _Watcher:
+    """Shows the start on the terminal: lines, and a bar while the model loads."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+
+    def __call__(self, line: str, done: float | None = None) -> None:
+        if done is not None:
+            if self._bar is None:
+                self._bar = Progress(console=self._console, transient=True)
+                self._bar.start()
+                self._bar.add_task("loading", total=1.0)
+            self._bar.update(self._bar.task_ids[0], completed=done)
+            return
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        self._console.print(line, highlight=False)
 
 
 def _log_to(config: ServeConfig) -> None:
