@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from worker.actor import EngineActor, EngineSettings
 
 NAMESPACE = "twinspark"
 _OBJECT_STORE_BYTES = 128 << 20
+_CONNECT_S = 5.0
 _LONGEST_SOCKET_FOLDER = 60
 """Ray puts sockets about 45 characters deep into its folder, and a socket's path has at most 107."""
 
@@ -59,6 +61,7 @@ def start_ray(config: ServeConfig) -> RayCluster:
             "_temp_dir": str(_ray_folder()),
         }
     else:
+        _check_reachable(config.ray_address)
         options["address"] = config.ray_address
     try:
         context = ray.init(**options)
@@ -98,6 +101,18 @@ def create_engine(cluster: RayCluster, settings: EngineSettings, attempt: int) -
 def new_secret() -> str:
     """The secret that gateways and engines of one service start share."""
     return secrets.token_urlsafe(32)
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself goes on trying for minutes where nobody answers."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address}: {error}",
+            "give HOST:PORT of a running head as --ray-address, or leave it out to start one",
+        ) from error
 
 
 def _ray_folder() -> Path:
