@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from kernels.sampling import TokenCounts, adjust, sample, top_logprobs
-from worker.bank.banks import Bank, Banks, TokenId
+from worker.bank.banks import DEFAULT_POINTS, Bank, Banks, TokenId
 from worker.bank.layout import StepLayout
-from worker.bank.pages import PagePool
 from worker.bank.store import KvGeometry, KvStore
 from worker.errors import BusyError, DrainingError, TwinsparkError
 from worker.model.forward import Model
-from worker.schedule.admission import choose
+from worker.schedule.admission import carry_out, choose
 from worker.schedule.request import (
     AdmissionKind,
     Event,
@@ -39,6 +38,7 @@ from worker.schedule.request import (
     check_request,
 )
 from worker.schedule.step import StepPlan, Work, plan_step
+from worker.view import BankView, Counters, EngineView
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ class EngineLimits:
         prefill_chunk: prompt tokens a step.
         queue: requests that may wait for a bank.
         threads: of torch's own thread pool.
+        points: restore points a bank keeps.
+        truncate, fork: whether prompts may be admitted in these ways.
         rounding: store keys as the official model rounds them; off only for comparisons.
     """
 
@@ -66,44 +68,10 @@ class EngineLimits:
     prefill_chunk: int = 128
     queue: int = 64
     threads: int = 2
+    points: int = DEFAULT_POINTS
+    truncate: bool = True
+    fork: bool = True
     rounding: bool = True
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Totals since the engine started."""
-
-    requests: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    refused: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    steps: int = 0
-
-
-@dataclass(frozen=True)
-class BankView:
-    """One bank for status: ``state`` is free, idle, prefill or decode."""
-
-    state: str
-    tokens: int
-    request: RequestId | None
-    idle_s: float
-
-
-@dataclass(frozen=True)
-class EngineView:
-    """A snapshot, replaced after every step and safe to read from any thread."""
-
-    running: int
-    queued: int
-    banks: tuple[BankView, ...]
-    pages_total: int
-    pages_free: int
-    counters: Counters
 
 
 @dataclass
@@ -173,7 +141,7 @@ class Engine:
         pages = limits.banks * geometry.pages_for(limits.context)
         self._geometry = geometry
         self._store = KvStore(geometry, limits.banks, pages)
-        self._banks = Banks(geometry, limits.banks, PagePool(pages))
+        self._banks = Banks(self._store, limits.points)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[_Waiting] = deque()
         self._running: dict[RequestId, _Running] = {}
@@ -275,15 +243,15 @@ class Engine:
         while self._waiting:
             waiting = self._waiting[0]
             request = waiting.request
-            admission = choose(request.prompt, self._banks.all)
+            limits, now = self.limits, time.monotonic()
+            admission = choose(
+                request.prompt, self._banks.all, now, truncate=limits.truncate, fork=limits.fork
+            )
             if admission is None:
                 break
             self._waiting.popleft()
+            carry_out(admission, self._banks)
             bank = admission.bank
-            if admission.kind is AdmissionKind.WARM:
-                self._banks.undo(bank, admission.undo)
-            else:
-                self._banks.clear(bank)
             bank.in_use = True
             room = self.limits.context - len(request.prompt)
             counts = None
@@ -296,7 +264,7 @@ class Engine:
                 admission.cached,
                 min(request.max_tokens or room, room),
                 waiting.arrived_at,
-                time.monotonic(),
+                now,
                 counts,
             )
             self._count(prompt_tokens=len(request.prompt), cached_tokens=admission.cached)

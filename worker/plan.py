@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kernels.attention import KEY_TILE
+from worker.bank.banks import DEFAULT_POINTS
 from worker.bank.store import KvGeometry
 from worker.errors import MemoryPlanError
 from worker.gguf.load import STAGING_BYTES
@@ -135,6 +136,11 @@ def _items(file: GgufFile, config: ModelConfig, wanted: Wanted, context: int, ba
         Item("weights", weights, f"{show_bytes(file.tensor_bytes)} in the file, float32 in memory"),
         Item("key/value pages", banks * pages * geometry.page_bytes, f"{banks} banks x {context} tokens"),
         Item("bank state", banks * geometry.bank_bytes, f"{show_bytes(geometry.bank_bytes)} a bank"),
+        Item(
+            "restore points",
+            banks * (DEFAULT_POINTS + 1) * geometry.point_bytes,
+            f"{DEFAULT_POINTS} a bank of {show_bytes(geometry.point_bytes)}",
+        ),
         Item(
             "workspace",
             max(_workspace_bytes(config, wanted.prefill_chunk, context), 3 * STAGING_BYTES),

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from worker.bank.banks import Banks, TokenId
 from worker.bank.layout import StepLayout
-from worker.bank.pages import PagePool
 from worker.bank.store import KvGeometry, KvStore
 from worker.model.config import ModelConfig
 from worker.model.forward import Model
@@ -18,12 +17,14 @@ from worker.model.weights import assemble
 class Runner:
     """A model with its own store; bank numbers are given by the caller."""
 
-    def __init__(self, model: Model, *, rounding: bool, banks: int = 4, context: int = 1024) -> None:
+    def __init__(
+        self, model: Model, *, rounding: bool, banks: int = 4, context: int = 1024, points: int = 4
+    ) -> None:
         self.model = model
         self.geometry = KvGeometry(model.config, rounding)
         pages = banks * self.geometry.pages_for(context)
         self.store = KvStore(self.geometry, banks, pages)
-        self.banks = Banks(self.geometry, banks, PagePool(pages))
+        self.banks = Banks(self.store, points)
 
     @classmethod
     def of(cls, config: ModelConfig, tensors: dict[str, Tensor], *, rounding: bool, **sizes: int) -> Runner:

@@ -51,7 +51,7 @@ def test_the_store_takes_what_the_geometry_says(rounding: bool) -> None:
 
 def test_pages_balance_through_growth_undo_and_clearing() -> None:
     geometry = KvGeometry(small_config(), rounding=True)
-    banks = Banks(geometry, 2, PagePool(6))
+    banks = Banks(KvStore(geometry, banks=2, pages=6), points=2)
     first, second = banks.all
     for bank, count in ((first, 300), (second, 129)):
         tokens = [TokenId(0)] * count
@@ -65,7 +65,7 @@ def test_pages_balance_through_growth_undo_and_clearing() -> None:
         banks.undo(first, 7)
     with pytest.raises(ValueError, match="pages wanted"):
         banks.span(first, [TokenId(0)] * 500, 1)
-    banks.clear(first)
+    banks.truncate(first, 0)
     banks.check()
     assert banks.pool.free == 5
 

@@ -1,7 +1,8 @@
 """KV banks: what each holds, and the only code that changes it.
 
 A bank is a place for one sequence. Its tokens are those the model has processed; its rings and pages in the
-store hold exactly their state.
+store hold exactly their state. Banks whose sequences begin alike may share pages and restore points of that
+beginning.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from typing import NewType
 
 from worker.bank.layout import Span
 from worker.bank.pages import PagePool
-from worker.bank.store import UNDO_ROWS, KvGeometry
+from worker.bank.restore import RestoreStore, points_to_drop
+from worker.bank.store import UNDO_ROWS, KvStore
+
+DEFAULT_POINTS = 16
 
 BankId = NewType("BankId", int)
 TokenId = NewType("TokenId", int)
@@ -25,6 +29,8 @@ class Bank:
     Attributes:
         tokens: processed token ids, in order.
         pages: page table; covers at least ``tokens``.
+        points: slots of restore points by position, ascending.
+        floor: position of the restore point last gone back to; taking back single tokens stops there.
         in_use: a request works on it.
         used_at: monotonic seconds of the last use.
     """
@@ -32,6 +38,8 @@ class Bank:
     id: BankId
     tokens: list[TokenId] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
+    points: dict[int, int] = field(default_factory=dict)
+    floor: int = 0
     in_use: bool = False
     used_at: float = 0.0
 
@@ -39,20 +47,26 @@ class Bank:
     def length(self) -> int:
         return len(self.tokens)
 
+    def point_at_most(self, position: int) -> int:
+        """The last restore point not after ``position``; 0, the empty bank, always is one."""
+        return max((point for point in self.points if point <= position), default=0)
+
 
 class Banks:
-    """All banks of an engine and their page pool; owned by the engine's thread.
+    """All banks of an engine with their pages and restore points; owned by the engine's thread.
 
     Args:
-        geometry: of the store they describe.
-        count: banks.
-        pool: pages.
+        store: their memory.
+        points: restore points a bank keeps.
     """
 
-    def __init__(self, geometry: KvGeometry, count: int, pool: PagePool) -> None:
-        self._geometry = geometry
-        self.pool = pool
-        self.all = [Bank(BankId(index)) for index in range(count)]
+    def __init__(self, store: KvStore, points: int) -> None:
+        self._geometry = store.geometry
+        self._points = points
+        self._restore = RestoreStore(store, store.banks * (points + 1))
+        self._slots = PagePool(store.banks * (points + 1))
+        self.pool = PagePool(store.pages)
+        self.all = [Bank(BankId(index)) for index in range(store.banks)]
 
     def span(self, bank: Bank, tokens: Sequence[TokenId], outputs: int) -> Span:
         """A span that extends ``bank`` by ``tokens``, with pages for them; nothing is committed yet."""
@@ -62,31 +76,65 @@ class Banks:
         return Span(bank.id, bank.length, tokens, bank.pages, outputs)
 
     def commit(self, bank: Bank, tokens: Sequence[TokenId]) -> None:
-        """The model has processed ``tokens`` after what the bank held."""
+        """The model has processed ``tokens`` after what the bank held; at a page's end the state is kept."""
         bank.tokens += tokens
+        if bank.length % self._geometry.page_tokens or bank.length in bank.points or not self._points:
+            return
+        (slot,) = self._slots.allocate(1)
+        self._restore.save(slot, bank.id, bank.length)
+        bank.points[bank.length] = slot
+        for position in points_to_drop(list(bank.points), self._points):
+            self._slots.release([bank.points.pop(position)])
 
     def undo(self, bank: Bank, count: int) -> None:
-        """Takes back the last ``count`` tokens, at most :data:`UNDO_ROWS`: the rings still hold what came
+        """Takes back the last ``count`` tokens, at most :data:`UNDO_ROWS`: the rings hold what came
         before.
         """
-        if not 0 <= count <= min(UNDO_ROWS, bank.length):
+        if not 0 <= count <= min(UNDO_ROWS, bank.length - bank.floor):
             raise ValueError(f"cannot take back {count} of {bank.length} tokens")
-        if count:
-            del bank.tokens[-count:]
-            self._trim(bank)
+        self._shorten(bank, bank.length - count)
 
-    def clear(self, bank: Bank) -> None:
-        """Empties the bank and frees its pages."""
-        bank.tokens.clear()
-        self._trim(bank)
+    def truncate(self, bank: Bank, position: int) -> None:
+        """Goes back to a restore point, or to nothing at 0."""
+        if position and position not in bank.points:
+            raise ValueError(f"bank {bank.id} has no restore point at {position}")
+        self._shorten(bank, position)
+        bank.floor = position
+        if position:
+            self._restore.load(bank.points[position], bank.id, position)
+
+    def fork(self, source: Bank, bank: Bank, position: int) -> None:
+        """Makes ``bank``, whatever it held, a copy of ``source`` at one of its restore points.
+
+        Pages and points up to there are shared; ``source`` may be in use and stays as it is.
+        """
+        if position not in source.points:
+            raise ValueError(f"bank {source.id} has no restore point at {position}")
+        self.truncate(bank, 0)
+        bank.tokens += source.tokens[:position]
+        bank.pages += source.pages[: self._geometry.pages_for(position)]
+        bank.points |= {point: slot for point, slot in source.points.items() if point <= position}
+        self.pool.share(bank.pages)
+        self._slots.share(bank.points.values())
+        bank.floor = position
+        self._restore.load(bank.points[position], bank.id, position)
 
     def check(self) -> None:
-        """Asserts that pages balance; for tests and idle moments."""
+        """Asserts that pages and points balance; for tests and idle moments."""
         self.pool.check(bank.pages for bank in self.all)
+        self._slots.check(bank.points.values() for bank in self.all)
         for bank in self.all:
             assert len(bank.pages) >= self._geometry.pages_for(bank.length), f"bank {bank.id} lacks pages"
+            assert list(bank.points) == sorted(bank.points), f"points of bank {bank.id} are out of order"
+            assert all(point <= bank.length for point in bank.points), (
+                f"bank {bank.id} has a point past its end"
+            )
 
-    def _trim(self, bank: Bank) -> None:
-        keep = self._geometry.pages_for(bank.length)
+    def _shorten(self, bank: Bank, length: int) -> None:
+        """Forgets what is past ``length``."""
+        del bank.tokens[length:]
+        keep = self._geometry.pages_for(length)
         self.pool.release(bank.pages[keep:])
         del bank.pages[keep:]
+        for position in [point for point in bank.points if point > length]:
+            self._slots.release([bank.points.pop(position)])

@@ -1,4 +1,6 @@
-"""The pool of pages: which are free, and how many banks hold each of the others."""
+"""A pool of numbered places (pages, restore slots): which are free, and how many banks hold each of the
+others.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,13 @@ class PagePool:
         for page in pages:
             self._holders[page] = 1
         return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """One more hold on each of ``pages``, which somebody holds already."""
+        for page in pages:
+            if self._holders[page] <= 0:
+                raise ValueError(f"page {page} is shared but not held")
+            self._holders[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
         """Gives up one hold on each of ``pages``; a page nobody holds is free again."""

@@ -106,6 +106,17 @@ class KvGeometry:
                 total += self.window_rows(ratio) * 2 * self.overlap(ratio) * widths * _FLOAT_BYTES
         return total
 
+    @cached_property
+    def point_bytes(self) -> int:
+        """One restore point."""
+        total = 0
+        for ratio in self.config.compress_ratios:
+            total += (self.config.window - 1) * self.keys.row_bytes
+            if ratio and self.overlap(ratio) == 2:
+                widths = self.config.head_dim + (self.config.index_dim if self.indexed(ratio) else 0)
+                total += ratio * 2 * widths * _FLOAT_BYTES
+        return total
+
     def pages_for(self, tokens: int) -> int:
         """Pages that hold the entries of a sequence of ``tokens``."""
         return -(-tokens // self.page_tokens)

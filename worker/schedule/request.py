@@ -45,9 +45,13 @@ class FinishReason(Enum):
 
 
 class AdmissionKind(Enum):
-    """How a request came to its bank: going on from what the bank holds, or from nothing."""
+    """How a request came to its bank: going on from what the bank holds, from a restore point of its own or
+    of another bank, or from nothing.
+    """
 
     WARM = "warm"
+    TRUNCATE = "truncate"
+    FORK = "fork"
     COLD = "cold"
 
 
