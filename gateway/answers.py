@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -13,11 +14,14 @@ from gateway.chat.answer import AnswerParser, Delta
 from gateway.chat.conversation import ChatRequest
 from gateway.chat.render import opens_thinking, render
 from gateway.chat.tokens import ChatTokenizer
-from gateway.errors import GatewayError
+from gateway.errors import Fault, GatewayError
 from gateway.proto import engine_pb2 as pb
 from gateway.router import Router
 
 log = logging.getLogger(__name__)
+
+_LONG_PROMPT = 20_000
+"""Characters from which tokenizing takes 10 ms and more."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,27 @@ class Outcome:
 class Answer:
     """The answer to one request; iterate :meth:`parts` once, then read :attr:`outcome`.
 
-    Rendering and routing happen here, so that what cannot be served fails before a response begins.
-
-    Raises:
-        GatewayError: no engine serves.
+    Rendering and routing happen in :meth:`prepare`, so that what cannot be served fails before a response
+    begins.
     """
 
-    def __init__(self, router: Router, request: ChatRequest, request_id: str) -> None:
+    @classmethod
+    async def prepare(cls, router: Router, request: ChatRequest, request_id: str) -> Answer:
+        """Renders the prompt and picks an engine; a long prompt is tokenized beside the loop, which serves
+        other streams meanwhile.
+
+        Raises:
+            GatewayError: no engine serves.
+        """
+        tokenizer = router.model.tokenizer
+        segments = render(request.messages, request.effort)
+        if sum(len(segment.text) for segment in segments) < _LONG_PROMPT:
+            prompt = tokenizer.encode(segments)
+        else:
+            prompt = await asyncio.to_thread(tokenizer.encode, segments)
+        return cls(router, request, request_id, prompt)
+
+    def __init__(self, router: Router, request: ChatRequest, request_id: str, prompt: list[int]) -> None:
         model = router.model
         self.tokenizer: ChatTokenizer = model.tokenizer
         self.outcome = Outcome()
@@ -69,7 +87,7 @@ class Answer:
         self._engine = router.pick()
         self._request_id = request_id
         self._sampling = request.sampling
-        self._prompt = self.tokenizer.encode(render(request.messages, request.effort))
+        self._prompt = prompt
         thinking = opens_thinking(request.messages, request.effort)
         self._parser = AnswerParser(self.tokenizer, thinking=thinking, stops=request.stops)
 
@@ -81,6 +99,7 @@ class Answer:
         """
         started_at = time.monotonic()
         tokens = 0
+        first_token_s = 0.0
         ended = "cancelled"
         replies = self._engine.generate(self._message())
         try:
@@ -88,6 +107,7 @@ class Answer:
                 if reply.HasField("prefill"):
                     yield Part(progress=reply.prefill)
                 if reply.tokens:
+                    first_token_s = first_token_s or time.monotonic() - started_at
                     tokens += len(reply.tokens)
                     delta = self._parser.push(reply.tokens)
                     yield Part(delta, self._logprobs(reply, delta))
@@ -96,8 +116,10 @@ class Answer:
                 if reply.finish_reason:
                     self.outcome.finish = _FINISH[reply.finish_reason]
                 if self._parser.stopped:
-                    self._cut(tokens, time.monotonic() - started_at)
+                    self._cut(tokens, first_token_s, time.monotonic() - started_at)
                     break
+            if not self.outcome.finish:
+                raise GatewayError(Fault.INTERNAL, "the engine ended the answer without a reason")
             if not self._parser.stopped:
                 yield Part(self._parser.finish())
             ended = self.outcome.finish
@@ -125,6 +147,8 @@ class Answer:
                 repetition_penalty=sampling.repetition_penalty,
                 logit_bias=dict(sampling.logit_bias),
                 seed=secrets.randbits(64) if sampling.seed is None else sampling.seed % (1 << 64),
+                # A model that begins somebody's turn has ended its own.
+                stop_tokens=self.tokenizer.turns,
                 logprobs=sampling.logprobs,
                 top_logprobs=sampling.top_logprobs,
             ),
@@ -140,11 +164,13 @@ class Answer:
             for token, one in zip(delta.content_tokens, reply.logprobs[-count:], strict=True)
         )
 
-    def _cut(self, tokens: int, seconds: float) -> None:
+    def _cut(self, tokens: int, first_token_s: float, seconds: float) -> None:
         """Ends the answer at a stop string, before the engine has sent its last numbers."""
         usage = self.outcome.usage
         self.outcome.finish = "stop"
+        usage.prompt_tokens = len(self._prompt)
         usage.completion_tokens = tokens
+        usage.ttft_s = first_token_s
         if tokens > 1:
             usage.decode_tokens_per_s = (tokens - 1) / max(seconds - usage.ttft_s, 1e-9)
 

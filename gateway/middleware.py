@@ -60,11 +60,16 @@ class BodyLimit:
                 raise _TooLargeError
             return message
 
+        async def unless_too_large(message: Message) -> None:
+            if not too_large:
+                await send(message)
+
         try:
-            await self._app(scope, counted, send)
+            await self._app(scope, counted, unless_too_large)
         except Exception:
             if not too_large:
                 raise
+        if too_large:  # whatever the application made of the interrupted reading
             await self._refuse(scope, receive, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -42,8 +42,8 @@ class ServerSettings:
 def create_app(router: Router, settings: ServerSettings) -> FastAPI:
     """The gateway's HTTP application on a router of the same asyncio loop."""
     app = FastAPI(title="twinspark", version=settings.version, openapi_url=None)
-    app.add_middleware(RequestIds)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
+    app.add_middleware(RequestIds)
     started = int(time.time())
 
     @app.exception_handler(GatewayError)
@@ -60,6 +60,10 @@ def create_app(router: Router, settings: ServerSettings) -> FastAPI:
             return error_response(GatewayError(Fault.NOT_FOUND, f"unknown endpoint {request.url.path}"))
         body = error_body(GatewayError(Fault.INVALID, str(error.detail)))
         return JSONResponse(body, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def _failed(_: Request, __: Exception) -> Response:
+        return error_response(GatewayError(Fault.INTERNAL, "the gateway failed; its log says why"))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -97,14 +101,14 @@ def create_app(router: Router, settings: ServerSettings) -> FastAPI:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         model = router.model
         wanted = body.chat_request(len(model.tokenizer), model.context_tokens)
-        answer = Answer(router, wanted, request.state.request_id)
+        answer = await Answer.prepare(router, wanted, request.state.request_id)
         shape = Shape(
             f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), body.model or model.name, answer.tokenizer
         )
         if body.stream:
             include_usage = bool(body.stream_options and body.stream_options.include_usage)
             events = _events(answer, shape, include_usage=include_usage)
-            return await EventStream.begin(events, settings.keepalive_s)
+            return await until_gone(request, EventStream.begin(events, settings.keepalive_s))
         return await until_gone(request, _whole(answer, shape, with_logprobs=bool(body.logprobs)))
 
     return app

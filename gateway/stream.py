@@ -58,7 +58,12 @@ class EventStream(Response):
     async def begin(cls, events: AsyncGenerator[bytes], keepalive_s: float) -> EventStream:
         """Starts the source, waiting no longer for its first event than for any other."""
         pending = asyncio.ensure_future(anext(events))
-        await asyncio.wait((pending,), timeout=keepalive_s)
+        try:
+            await asyncio.wait((pending,), timeout=keepalive_s)
+        except asyncio.CancelledError:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+            raise
         if pending.done():
             return cls(events, pending.result(), keepalive_s)
         return cls(_resumed(pending, events), b": waiting\n\n", keepalive_s)

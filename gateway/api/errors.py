@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -32,7 +34,7 @@ def error_response(error: GatewayError) -> JSONResponse:
     """The response that refuses a request."""
     headers = {}
     if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     return JSONResponse(error_body(error), _STATUS[error.fault][0], headers)
 
 
@@ -43,18 +45,26 @@ def error_event(error: GatewayError) -> bytes:
 
 def validation_error(error: RequestValidationError) -> GatewayError:
     """A body of the wrong shape; the field's path as ``messages[0].content``."""
-    problem = error.errors()[0]
-    location = [part for part in problem["loc"] if part != "body"]
-    if problem["type"] == "json_invalid":
-        return GatewayError(Fault.INVALID, f"the body is no valid JSON: {problem['ctx']['error']}")
+    problems = error.errors()
+    if problems[0]["type"] == "json_invalid":
+        return GatewayError(Fault.INVALID, f"the body is no valid JSON: {problems[0]['ctx']['error']}")
+    # Of a union every alternative complains; the one that came furthest is the one that was meant.
+    first = _path(problems[0]["loc"])
+    same_field = [problem for problem in problems if _path(problem["loc"]).startswith(first)]
+    problem = max(same_field, key=lambda problem: len(_path(problem["loc"])))
+    path = _path(problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    return GatewayError(Fault.INVALID, f"{path}: {message}" if path else message, param=path or None)
+
+
+def _path(location: Sequence[int | str]) -> str:
     path = ""
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not _names_a_variant(part):
-            path += f".{part}" if path else str(part)
-    message = problem["msg"].removeprefix("Value error, ")
-    return GatewayError(Fault.INVALID, f"{path}: {message}" if path else message, param=path or None)
+        elif part != "body" and not _names_a_variant(part):
+            path += f".{part}" if path else part
+    return path
 
 
 def _names_a_variant(part: str) -> bool:

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
 
 from gateway.answers import ContentLogprob, Outcome, Part
 from gateway.chat.conversation import ChatRequest, Effort, Message, Role, Sampling
 from gateway.chat.tokens import ChatTokenizer
 from gateway.errors import Fault, GatewayError
 
-Number = Annotated[float, Field(strict=False, allow_inf_nan=False)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+def _whole_characters(value: object) -> object:
+    """Clients that cut text by UTF-16 units send half a character; U+FFFD stands for it."""
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
+
+
+Text = Annotated[StrictStr, BeforeValidator(_whole_characters)]
 
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 _EFFORTS = {
@@ -38,15 +57,16 @@ class TextPart(_Body):
     """A text part of a message."""
 
     type: Literal["text"]
-    text: StrictStr
+    text: Text
 
 
 class ChatMessage(_Body):
     """One message of the request."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: StrictStr | list[TextPart] | None = None
-    reasoning_content: StrictStr | None = None
+    content: Text | list[TextPart] | None = None
+    reasoning_content: Text | None = None
+    tool_calls: list[Any] | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> ChatMessage:
@@ -105,7 +125,7 @@ class ChatCompletionRequest(_Body):
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
     logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
     seed: StrictInt | None = None
-    stop: StrictStr | list[StrictStr] | None = None
+    stop: Text | list[Text] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     n: StrictInt | None = None
@@ -117,6 +137,9 @@ class ChatCompletionRequest(_Body):
     tools: list[Any] | None = None
     tool_choice: Any = None
     functions: list[Any] | None = None
+    function_call: Any = None
+    audio: Any = None
+    web_search_options: Any = None
     modalities: list[StrictStr] | None = None
 
     def chat_request(self, vocabulary_size: int, context_tokens: int) -> ChatRequest:
@@ -151,10 +174,15 @@ class ChatCompletionRequest(_Body):
         wanted = {
             "n": self.n is not None and self.n != 1,
             "tools": bool(self.tools) and self.tool_choice != "none",
+            "tool_choice": self.tool_choice not in (None, "none", "auto"),
             "functions": bool(self.functions),
+            "function_call": self.function_call not in (None, "none", "auto"),
+            "audio": self.audio is not None,
+            "web_search_options": self.web_search_options is not None,
             "response_format": self.response_format is not None and self.response_format.type != "text",
             "modalities": bool(self.modalities) and self.modalities != ["text"],
         }
+        wanted |= {f"messages[{at}].tool_calls": bool(one.tool_calls) for at, one in enumerate(self.messages)}
         for param, is_wanted in wanted.items():
             if is_wanted:
                 raise GatewayError(

@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
-from gateway.chat.render import END_THINK, THINK, Segment
+from gateway.chat.render import ASSISTANT, END_THINK, THINK, USER, Segment
 from gateway.proto.engine_pb2 import Vocabulary
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -65,6 +65,7 @@ class ChatTokenizer:
         self._hidden = frozenset((vocabulary.bos_token, vocabulary.eos_token))
         self.think = self._specials.get(THINK)
         self.end_think = self._specials.get(END_THINK)
+        self.turns = tuple(self._specials[tag] for tag in (USER, ASSISTANT) if tag in self._specials)
 
     def __len__(self) -> int:
         return len(self._bytes)

@@ -132,14 +132,14 @@ class FakeEngine(engine_pb2_grpc.EngineServicer):
     ) -> AsyncIterator[pb.GenerateReply]:
         if dict(context.invocation_metadata()).get("authorization") != f"Bearer {SECRET}":
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no secret")
+        # The generator itself hears of a cancellation only while it waits, not while a reply is being sent.
+        said_all = False
+        context.add_done_callback(lambda _: None if said_all else self.cancelled.set())
         self.requests.append(request)
         self.begun.set()
-        try:
-            async for reply in self.script(request, context):
-                yield reply
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
+        async for reply in self.script(request, context):
+            yield reply
+        said_all = True
 
     async def Describe(self, _: pb.DescribeRequest, __: grpc.aio.ServicerContext) -> pb.ModelDescription:
         return self.described

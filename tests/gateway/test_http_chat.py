@@ -224,6 +224,13 @@ async def test_unset_sampling_has_the_defaults_and_a_seed_of_its_own(gateway: An
     assert first.seed != second.seed
 
 
+async def test_a_model_that_begins_somebodys_turn_has_ended_its_own(gateway: Any) -> None:
+    await gateway.chat()
+    engine = gateway.engine
+    turns = {engine.special("<｜User｜>"), engine.special("<｜Assistant｜>")}
+    assert set(engine.requests[0].sampling.stop_tokens) == turns
+
+
 async def test_content_parts_and_unknown_fields_are_taken(gateway: Any) -> None:
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
     await gateway.post(
@@ -253,7 +260,9 @@ async def test_special_tokens_in_a_clients_text_stay_text(gateway: Any) -> None:
 async def test_half_an_emoji_in_a_message_is_replaced(gateway: Any) -> None:
     """Clients that cut text by UTF-16 units send lone surrogates."""
     body = b'{"messages": [{"role": "user", "content": "cut \\ud83d"}]}'
-    answer = await gateway.http.post("/v1/chat/completions", content=body)
+    answer = await gateway.http.post(
+        "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 200
     assert set(gateway.engine.tokens("cut \ufffd")) <= set(gateway.engine.requests[0].prompt_tokens)
 

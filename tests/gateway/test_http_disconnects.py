@@ -20,7 +20,10 @@ KEEPALIVE_S = 60.0
 
 def request_bytes(*, stream: bool) -> bytes:
     body = json.dumps({"messages": [{"role": "user", "content": "hello"}], "stream": stream}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 

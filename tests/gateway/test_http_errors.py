@@ -1,4 +1,4 @@
-"""Errors over HTTP: the official client's exceptions, OpenAI's shape, and what a stream says when it breaks."""
+"""Errors over HTTP: the official client's exceptions, OpenAI's shape, broken streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CODE = grpc.StatusCode
     [
         (CODE.INVALID_ARGUMENT, (), openai.BadRequestError, 400),
         (CODE.OUT_OF_RANGE, (("n-prompt-tokens", "9"), ("n-ctx", "5")), openai.BadRequestError, 400),
-        (CODE.RESOURCE_EXHAUSTED, (("retry-after-s", "3"),), openai.RateLimitError, 429),
+        (CODE.RESOURCE_EXHAUSTED, (("retry-after-s", "2.5"),), openai.RateLimitError, 429),
         (CODE.UNAVAILABLE, (), openai.InternalServerError, 503),
         (CODE.INTERNAL, (), openai.InternalServerError, 500),
     ],
@@ -121,7 +121,9 @@ async def test_what_is_no_json_object_is_refused(gateway: Any, body: bytes) -> N
 
 async def test_not_a_number_is_refused(gateway: Any) -> None:
     body = b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}'
-    answer = await gateway.http.post("/v1/chat/completions", content=body)
+    answer = await gateway.http.post(
+        "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+    )
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temperature")
 
 
@@ -155,7 +157,11 @@ async def test_a_body_over_the_limit_is_413(serve: Any, chunked: bool) -> None:
         for at in range(0, len(body), 500):
             yield body[at : at + 500]
 
-    answer = await gateway.http.post("/v1/chat/completions", content=pieces() if chunked else body)
+    answer = await gateway.http.post(
+        "/v1/chat/completions",
+        content=pieces() if chunked else body,
+        headers={"content-type": "application/json"},
+    )
     assert answer.status_code == 413
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert answer.headers["x-request-id"]
@@ -182,14 +188,18 @@ async def test_an_engine_that_dies_in_mid_stream_ends_it_with_an_error_event(
 ) -> None:
     engine = gateway.engine
     engine.script = engine.hanging(pb.GenerateReply(tokens=engine.thinking("", "half")))
-    content = ""
+    content: list[str] = []
+
+    async def read() -> None:
+        async for chunk in await gateway.chat(stream=True):
+            content.append(chunk.choices[0].delta.content or "")
+            if content[-1]:
+                await gateway.backend.die()
+
     async with asyncio.timeout(patience_s):
         with pytest.raises(openai.APIError, match="engine") as caught:
-            async for chunk in await gateway.chat(stream=True):
-                content += chunk.choices[0].delta.content or ""
-                if content:
-                    await gateway.backend.die()
-    assert content == "half"
+            await read()
+    assert "".join(content) == "half"
     assert not isinstance(caught.value, openai.APIConnectionError)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.engines import EngineClient
 from gateway.errors import GatewayError
+from gateway.proto import engine_pb2 as pb
 from gateway.router import Router, least_loaded
 
 
@@ -51,10 +52,11 @@ async def test_requests_spread_over_the_engines(gateway: Any, start_engine: Any)
     other = await start_engine("other")
     await gateway.router.set_engines([gateway.backend.address, other.address])
     for engine in (gateway.engine, other.engine):
-        engine.script = engine.hanging()
-    picked = [gateway.router.pick() for _ in range(1)]
-    picked[0].streams += 1
-    assert gateway.router.pick() is not picked[0]
+        engine.script = engine.hanging(pb.GenerateReply(tokens=engine.tokens("a")))
+    streams = [await gateway.chat(stream=True) for _ in range(4)]
+    assert [len(engine.requests) for engine in (gateway.engine, other.engine)] == [2, 2]
+    for stream in streams:
+        await stream.close()
 
 
 async def test_a_restarted_engine_with_another_model_is_asked_again(start_engine: Any) -> None:

@@ -44,6 +44,14 @@ CORPUS = [
 ]
 
 
+# The official tokenizer takes these for special tokens wherever they stand; content never holds any.
+SPECIALS = [
+    token
+    for token, kind in zip(real_vocabulary().tokens, real_vocabulary().token_types, strict=True)
+    if kind == 3
+]
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> ChatTokenizer:
     return ChatTokenizer(real_vocabulary())
@@ -65,7 +73,7 @@ def test_plain_text_gets_the_reference_ids(tokenizer: ChatTokenizer, text: str) 
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text())
+@given(st.text().filter(lambda text: not any(special in text for special in SPECIALS)))
 def test_any_text_gets_the_reference_ids_and_comes_back(tokenizer: ChatTokenizer, text: str) -> None:
     ids = tokenizer.encode(content(text))
     assert ids == reference(text)
