@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import os
+from importlib.resources import files
 from pathlib import Path
 
-from worker.gguf.presets import DEMO
-from worker.gguf.synthetic import write_synthetic
+from cluster.config import ConfigError
 
-_SEED = 4
-_NAME = "twinspark-demo-random-v1.gguf"
+_NAME = "twinspark-demo.gguf"
 
 
 def demo_model() -> Path:
-    """A small model of random weights, written to the user's cache on first use; its text is noise."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = Path(base) / "twinspark" / _NAME
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_synthetic(path, DEMO, "q2", _SEED)
+    """The model file that is installed with the package.
+
+    Raises:
+        ConfigError: the installation lacks it.
+    """
+    path = Path(str(files("demo") / _NAME))
+    if not path.is_file():
+        raise ConfigError(
+            f"the demo model {path} is missing", "install twinspark again, or serve a file of your own"
+        )
     return path

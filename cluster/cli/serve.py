@@ -47,8 +47,6 @@ def command(
     console = Console(stderr=True)
     path = config.model or demo_model()
     _log_to(config)
-    if config.demo:
-        console.print("The demo model has random weights: it shows the service, its answers are noise.")
     run_service(config, path, _Watcher(console))
 
 

@@ -1,0 +1,1 @@
+"""Synthetic conversations, one kind a file, made from a seed."""
