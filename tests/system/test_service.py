@@ -1,4 +1,7 @@
-"""The whole way through, as a user has it: `twinspark serve --demo` and the official `openai` client."""
+"""The whole way through, as a user has it: `twinspark serve` and the official `openai` client.
+
+The model has random weights: it hardly ever stops by itself, so that there is always something to interrupt.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -20,6 +23,19 @@ from worker.gguf.presets import DEMO
 from worker.gguf.synthetic import write_synthetic
 
 QUESTION = [{"role": "user", "content": "Tell me about two boxes and one cable."}]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    model = folder / "noise.gguf"
+    write_synthetic(model, DEMO, "q2", seed=4)
+    started = Service(folder, str(model), "--port", "0", "--dashboard-port", "0")
+    try:
+        started.until_ready()
+        yield started
+    finally:
+        started.end()
 
 
 @pytest_asyncio.fixture
