@@ -58,7 +58,9 @@ class ServeConfig(BaseSettings):
     prefill_chunk: int = Field(DEFAULT_PREFILL_CHUNK, ge=1, description="Prompt tokens processed a step.")
     queue: int = Field(64, ge=0, description="Requests that may wait for a bank.")
     threads: int = Field(
-        default_factory=lambda: len(os.sched_getaffinity(0)), ge=1, description="CPU threads of the engine."
+        default_factory=lambda: max(1, len(os.sched_getaffinity(0)) - 1),
+        ge=1,
+        description="CPU threads of the engine; one core is left to the gateway when unset.",
     )
     watchdog_s: float = Field(
         600.0, gt=0, description="End an engine whose step takes longer than this, in seconds."

@@ -20,8 +20,8 @@ def test_a_flag_beats_the_environment_beats_the_default(monkeypatch: pytest.Monk
     assert load_config().wanted.reserve_bytes == 2 << 30
 
 
-def test_threads_are_the_cores_this_process_may_use() -> None:
-    assert load_config().threads == len(os.sched_getaffinity(0))
+def test_threads_leave_one_of_the_cores_this_process_may_use() -> None:
+    assert load_config().threads == max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 @pytest.mark.parametrize(

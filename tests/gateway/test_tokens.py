@@ -86,7 +86,8 @@ def test_any_text_gets_the_reference_ids_and_comes_back(tokenizer: ChatTokenizer
         (["<｜begin▁of▁sentence｜><｜User｜>", "Hello, world!", "<｜Assistant｜></think>"],
          [0, 128803, 19923, 14, 2058, 3, 128804, 128822]),
         (["\n\n<｜DSML｜tool_calls>\n"], [271, 30, 128825, 72461, 4941, 12548, 1018]),
-        (["<｜begin▁of▁sentence｜>", "You are a helpful assistant", "<｜User｜>", "hello", "<｜Assistant｜><think>"],
+        (["<｜begin▁of▁sentence｜>", "You are a helpful assistant", "<｜User｜>", "hello",
+          "<｜Assistant｜><think>"],
          [0, 3476, 477, 260, 11502, 22896, 128803, 33310, 128804, 128821]),
     ],
 )  # fmt: skip
