@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.console import Console
 
-from cluster.cli import chat, inspect, plan, serve, status, stop
+from cluster.cli import chat, inspect, plan, serve, status, stop, synthetic
 from worker.errors import TwinsparkError
 
 
@@ -19,7 +19,7 @@ def main() -> None:
         pretty_exceptions_enable=False,
         help="Serves DeepSeek-V4-Flash from GGUF files on one or two DGX Spark boxes.",
     )
-    for module in (serve, chat, status, stop, inspect, plan):
+    for module in (serve, chat, status, stop, inspect, plan, synthetic):
         app.command(module.__name__.rsplit(".", 1)[1])(module.command)
     try:
         app()

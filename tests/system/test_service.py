@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from support.service import Service, twinspark
 
-from worker.gguf.presets import DEMO
+from worker.gguf.presets import SMALL
 from worker.gguf.synthetic import write_synthetic
 
 QUESTION = [{"role": "user", "content": "Tell me about two boxes and one cable."}]
@@ -29,7 +29,7 @@ QUESTION = [{"role": "user", "content": "Tell me about two boxes and one cable."
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
     model = folder / "noise.gguf"
-    write_synthetic(model, DEMO, "q2", seed=4)
+    write_synthetic(model, SMALL, "q2", seed=4)
     started = Service(folder, str(model), "--port", "0", "--dashboard-port", "0")
     try:
         started.until_ready()
@@ -111,16 +111,16 @@ async def test_streamed_and_whole_answers_are_equal_and_counted(
 async def test_a_prompt_over_the_context_is_refused_with_both_numbers(
     service: Service, api: openai.AsyncOpenAI
 ) -> None:
-    long = [{"role": "user", "content": "word " * DEMO.context}]
+    long = [{"role": "user", "content": "word " * SMALL.context}]
     with pytest.raises(openai.BadRequestError) as caught:
         await api.chat.completions.create(model="any", messages=long)  # type: ignore[arg-type]
     assert caught.value.code == "context_length_exceeded"
-    assert f"context size is {DEMO.context}" in caught.value.message
+    assert f"context size is {SMALL.context}" in caught.value.message
 
 
 async def test_the_model_is_listed(service: Service, api: openai.AsyncOpenAI) -> None:
     models = [model.id async for model in api.models.list()]
-    assert models == ["twinspark-demo"]
+    assert models == ["twinspark-small"]
 
 
 def test_status_tells_what_runs(service: Service) -> None:
@@ -181,7 +181,7 @@ async def aenumerate(source: object) -> object:
 
 async def test_stopping_lets_running_requests_finish(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
-    write_synthetic(model, DEMO, "q2", seed=1)
+    write_synthetic(model, SMALL, "q2", seed=1)
     service = Service(tmp_path, str(model), "--port", "0", "--dashboard-port", "0", "--ctx", "1024")
     try:
         service.until_ready()
@@ -225,7 +225,10 @@ def test_what_cannot_be_served_is_said_before_anything_starts(tmp_path: Path) ->
 
 def test_inspect_and_plan_read_a_file_without_a_service(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
-    write_synthetic(model, DEMO, "q2", seed=1)
+    written = twinspark("synthetic", str(model), "--mix", "q2")
+    assert written.returncode == 0, written.stderr
+    assert "tiny" in twinspark("synthetic", str(model), "--size", "huge").stderr
+    assert "IQ2_XXS blocks" in twinspark("synthetic", str(model), "--size", "tiny").stderr
     shown = twinspark("inspect", str(model))
     assert shown.returncode == 0
     assert "IQ2_XXS" in shown.stdout

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel
 
 from worker.gguf.metadata import add_metadata
-from worker.gguf.presets import DEMO, FLASH, TINY
+from worker.gguf.presets import FLASH, SMALL, TINY
 from worker.gguf.read import open_gguf
 from worker.gguf.schema import check_tensors
 from worker.gguf.synthetic import plan_tensors, write_synthetic
@@ -94,7 +94,7 @@ GIB = 1 << 30
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("synthetic") / "demo-q2.gguf"
-    write_synthetic(path, DEMO, "q2", seed=1)
+    write_synthetic(path, SMALL, "q2", seed=1)
     return path
 
 
@@ -162,7 +162,7 @@ def test_tensors_that_some_layers_lack() -> None:
 
 def test_the_gguf_package_reads_what_was_planned(demo: Path) -> None:
     reader = GGUFReader(demo)
-    plan = {tensor.spec.name: tensor for tensor in plan_tensors(DEMO, "q2")}
+    plan = {tensor.spec.name: tensor for tensor in plan_tensors(SMALL, "q2")}
     assert [tensor.name for tensor in reader.tensors] == list(plan)
     for tensor in reader.tensors:
         planned = plan[tensor.name]
@@ -177,14 +177,14 @@ def test_the_gguf_package_reads_what_was_planned(demo: Path) -> None:
 def test_metadata_keys_and_types_are_the_published_ones(demo: Path) -> None:
     fields = {name: field for name, field in GGUFReader(demo).fields.items() if not name.startswith("GGUF.")}
     assert {name: field.types for name, field in fields.items()} == PUBLISHED_KEYS
-    assert fields["deepseek4.attention.compress_ratios"].contents() == [*DEMO.compress_ratios, 0]
+    assert fields["deepseek4.attention.compress_ratios"].contents() == [*SMALL.compress_ratios, 0]
     assert fields["tokenizer.ggml.pre"].contents() == "joyai-llm"
 
 
 def test_the_configuration_survives_the_file(demo: Path) -> None:
     file = open_gguf(demo)
     config = ModelConfig.from_metadata(file.metadata, str(demo))
-    for name, expected in vars(DEMO).items():
+    for name, expected in vars(SMALL).items():
         found = getattr(config, name)
         assert found == (pytest.approx(expected, rel=1e-6) if isinstance(expected, float) else expected), name
     check_tensors(file, config)
@@ -202,7 +202,7 @@ def test_metadata_of_flash_is_as_published(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mix", ["q2", "q4", "f32"])
 def test_matrices_keep_the_size_of_what_they_multiply(tmp_path: Path, mix: str) -> None:
     path = tmp_path / "demo.gguf"
-    write_synthetic(path, DEMO, mix, seed=3)
+    write_synthetic(path, SMALL, mix, seed=3)
     seen: Counter[str] = Counter()
     for tensor in GGUFReader(path).tensors:
         if tensor.n_elements < 50_000 or tensor.tensor_type == GGMLQuantizationType.I32:
@@ -218,14 +218,14 @@ def test_matrices_keep_the_size_of_what_they_multiply(tmp_path: Path, mix: str) 
 
 def test_experts_of_a_token_are_distinct_and_in_range(demo: Path) -> None:
     tables = [tensor for tensor in GGUFReader(demo).tensors if "tid2eid" in tensor.name]
-    assert len(tables) == DEMO.hash_layers
+    assert len(tables) == SMALL.hash_layers
     for table in tables:
         assert table.data.dtype == np.int32
-        assert table.data.shape == (DEMO.vocab, DEMO.experts_used)
+        assert table.data.shape == (SMALL.vocab, SMALL.experts_used)
         assert table.data.min() >= 0
-        assert table.data.max() < DEMO.experts
-        assert all(len(set(row)) == DEMO.experts_used for row in table.data.tolist())
-        assert len(np.unique(table.data)) == DEMO.experts
+        assert table.data.max() < SMALL.experts
+        assert all(len(set(row)) == SMALL.experts_used for row in table.data.tolist())
+        assert len(np.unique(table.data)) == SMALL.experts
 
 
 def test_same_arguments_same_bytes(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_same_arguments_same_bytes(tmp_path: Path) -> None:
 
 def test_memory_for_writing_is_less_than_a_tensor(tmp_path: Path) -> None:
     config = dataclasses.replace(
-        DEMO,
+        SMALL,
         layers=1,
         experts=128,
         expert_width=512,

@@ -15,7 +15,7 @@ from support.runner import Runner
 from torch import Tensor
 
 from worker.errors import ModelFileError
-from worker.gguf.presets import DEMO
+from worker.gguf.presets import SMALL
 from worker.gguf.synthetic import write_synthetic
 from worker.model.config import ModelConfig
 from worker.model.load import load_model, open_model
@@ -38,7 +38,7 @@ def reader_tensors(path: Path, config: ModelConfig) -> dict[str, Tensor]:
 def test_a_quantized_file_gives_the_logits_of_transformers(tmp_path: Path, mix: str) -> None:
     # Random 2-bit weights make near-equal index scores likely; selecting all but a few entries leaves them
     # little effect.
-    config = replace(DEMO, layers=4, compress_ratios=(0, 4, 128, 4), index_heads=32, hash_layers=1)
+    config = replace(SMALL, layers=4, compress_ratios=(0, 4, 128, 4), index_heads=32, hash_layers=1)
     config = replace(config, swiglu_clamp=(1.0,) * 4, swiglu_clamp_shared=(1.0,) * 4, index_top_k=100)
     path = tmp_path / f"{mix}.gguf"
     write_synthetic(path, config, mix, seed=3)
@@ -61,7 +61,7 @@ def test_a_quantized_file_gives_the_logits_of_transformers(tmp_path: Path, mix: 
 
 def test_a_file_that_shrinks_while_loading_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    write_synthetic(path, DEMO, "q2", seed=3)
+    write_synthetic(path, SMALL, "q2", seed=3)
     file, config = open_model(path)
     shorter = tmp_path / "shorter.gguf"
     shutil.copy(path, shorter)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.errors import MemoryPlanError
-from worker.gguf.presets import DEMO
+from worker.gguf.presets import SMALL
 from worker.gguf.read import GgufFile
 from worker.gguf.synthetic import write_synthetic
 from worker.memory import available_bytes, parse_bytes, show_bytes
@@ -25,13 +25,13 @@ GIB = 1 << 30
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[GgufFile, ModelConfig]:
     path = tmp_path_factory.mktemp("plan") / "demo.gguf"
-    write_synthetic(path, DEMO, "q2", seed=0)
+    write_synthetic(path, SMALL, "q2", seed=0)
     return open_model(path)
 
 
 def test_a_roomy_box_gets_four_banks_of_the_whole_context(demo: tuple[GgufFile, ModelConfig]) -> None:
     plan = make_plan(*demo, Wanted(), 64 * GIB)
-    assert (plan.banks, plan.context) == (4, DEMO.context)
+    assert (plan.banks, plan.context) == (4, SMALL.context)
     assert plan.headroom_bytes == 64 * GIB - sum(item.bytes for item in plan.items)
     assert table(plan)[-2][1] == show_bytes(plan.total_bytes)
 
@@ -61,7 +61,7 @@ def test_every_plan_fits_and_every_advice_holds(
 
 
 @pytest.mark.parametrize(
-    "wanted", [Wanted(banks=0), Wanted(banks=33), Wanted(context=DEMO.context + 1), Wanted(1)]
+    "wanted", [Wanted(banks=0), Wanted(banks=33), Wanted(context=SMALL.context + 1), Wanted(1)]
 )
 def test_wishes_out_of_range_are_refused(demo: tuple[GgufFile, ModelConfig], wanted: Wanted) -> None:
     with pytest.raises(MemoryPlanError, match="asked for") as caught:

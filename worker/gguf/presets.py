@@ -45,8 +45,8 @@ FLASH = ModelConfig(
 )
 """DeepSeek-V4-Flash, as its published files state it."""
 
-DEMO = ModelConfig(
-    name="Twinspark Demo",
+SMALL = ModelConfig(
+    name="Twinspark Small",
     layers=8,
     hidden=256,
     vocab=2048,
@@ -121,4 +121,4 @@ TINY = ModelConfig(
 )
 """All layer kinds, as small as they get; rows are shorter than the quantized mixes' blocks, so f32 only."""
 
-PRESETS: Mapping[str, ModelConfig] = MappingProxyType({"flash": FLASH, "demo": DEMO, "tiny": TINY})
+PRESETS: Mapping[str, ModelConfig] = MappingProxyType({"flash": FLASH, "small": SMALL, "tiny": TINY})
