@@ -11,8 +11,9 @@ TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo "-c constraints.t
 serve: $(INSTALLED)
 	$(BIN)/twinspark serve --demo
 
+# One thread a process: two processes that both use all cores wait for each other most of the time.
 test: $(INSTALLED_DEV)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/system
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/system
 	$(BIN)/python -m pytest tests/system
 
 lint: $(INSTALLED_DEV)
