@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from demo.custom import apply
 from demo.fuse import fused
 from demo.layout import ALIGNMENT
 
@@ -46,11 +47,11 @@ def attend(
     q = q * dim**-0.5
     raw = (q.view(blocks, ALIGNMENT * heads, dim) @ near.transpose(-1, -2)).view(count, heads, -1)
     if entries is None or entries_visible is None:
-        raw_p = _SoftmaxOne.apply(raw, raw_visible, sinks)
+        raw_p = apply(_SoftmaxOne, raw, raw_visible, sinks)
         return (raw_p.view(blocks, ALIGNMENT * heads, -1) @ near).view(count, heads, dim), None, None
     by_row = entries.view(rows, -1, dim)
     logits = (q.view(rows, -1, dim) @ by_row.transpose(-1, -2)).view(count, heads, -1)
-    raw_p, entry_p, free = _SoftmaxTwo.apply(raw, logits, raw_visible, entries_visible, sinks)
+    raw_p, entry_p, free = apply(_SoftmaxTwo, raw, logits, raw_visible, entries_visible, sinks)
     out = (raw_p.view(blocks, ALIGNMENT * heads, -1) @ near).view(count, heads, dim)
     out = out + (entry_p.view(rows, -1, entry_p.shape[-1]) @ by_row).view(count, heads, dim)
     return out, logits.detach(), free

@@ -61,4 +61,5 @@ def orthogonal(x: Tensor) -> Tensor:
     for _ in range(_ITERATIONS):
         square = y @ y.mT
         y = a * y + (b * square + c * square @ square) @ y
-    return (y.mT if tall else y).float()
+    back: Tensor = y.mT if tall else y
+    return back.float()

@@ -126,9 +126,9 @@ class _Layer:
             F.linear(h, self.w("self_attn.q_a_proj.weight")), self.w("self_attn.q_a_norm.weight"), c.rms_eps
         )
         q = F.linear(qr, self.w("self_attn.q_b_proj.weight")).view(count, c.heads, c.head_dim)
-        q = _norm_rotate(q, None, *angles.heads, c.rms_eps)
+        q = _norm_rotate(q, None, *angles.heads, c.rms_eps, False)
         kv = F.linear(h, self.w("self_attn.kv_proj.weight"))
-        kv = self._rounded(_norm_rotate(kv, self.w("self_attn.kv_norm.weight"), *angles.rows, c.rms_eps))
+        kv = self._rounded(self._row(kv, "self_attn.kv_norm.weight", *angles.rows))
         entries = chosen = allowed = scores = None
         if self.ratio:
             entries = self._rounded(self._compressed("self_attn.compressor.", h, batch, angles))
@@ -193,9 +193,11 @@ class _Layer:
         pooled = _pool_overlapping(kv, gate, bias, starts) if self.ratio == 4 else _pool(kv, gate, bias)
         cos, sin = angles.rows
         cos, sin = cos[:: self.ratio], sin[:: self.ratio]
-        return _norm_rotate(
-            pooled.to(kv.dtype), self.w(prefix + "kv_norm.weight"), cos, sin, self.config.rms_eps
-        )
+        return self._row(pooled.to(kv.dtype), prefix + "kv_norm.weight", cos, sin)
+
+    def _row(self, x: Tensor, norm: str, cos: Tensor, sin: Tensor) -> Tensor:
+        """Normed and rotated keys, with the served model's cast between the two where it rounds."""
+        return _norm_rotate(x, self.w(norm), cos, sin, self.config.rms_eps, self.mode.rounding)
 
     def _index_scores(self, h: Tensor, qr: Tensor, batch: Batch, angles: Angles) -> Tensor:
         """float32 ``[N, W]``."""
@@ -265,12 +267,16 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @fused
-def _norm_rotate(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """RMS norm, then the rotation of the last dimensions."""
+def _norm_rotate(
+    x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float, narrow: bool
+) -> Tensor:
+    """RMS norm, cast to bfloat16 if ``narrow``, then the rotation of the last dimensions."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight is not None:
         wide = wide * weight
+    if narrow:
+        wide = wide.bfloat16().float()
     return rotate(wide, cos, sin).to(x.dtype)
 
 
@@ -326,7 +332,8 @@ def _pool(kv: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
     """Windows of plain layers: per dimension, the softmax of the gates weighs the window's tokens."""
     ratio = bias.shape[0]
     weight = torch.softmax(gate.float().unflatten(0, (-1, ratio)) + bias, 1)
-    return (weight * kv.float().unflatten(0, (-1, ratio))).sum(1)
+    pooled: Tensor = (weight * kv.float().unflatten(0, (-1, ratio))).sum(1)
+    return pooled
 
 
 @fused

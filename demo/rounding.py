@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from demo.custom import apply
 from demo.fuse import fused
 
 FP8_BLOCK = 64
@@ -21,7 +22,7 @@ def round_rows(x: Tensor, rotated: int) -> Tensor:
     Returns:
         Same shape and type, rounded to bfloat16 first; the gradient is the identity.
     """
-    rounded: Tensor = _RoundRows.apply(x, rotated)
+    rounded: Tensor = apply(_RoundRows, x, rotated)
     return rounded
 
 
@@ -35,7 +36,7 @@ def round_keys(x: Tensor) -> Tensor:
         The turned and rounded rows; the gradient is that of the turn alone.
     """
     turned = x.bfloat16() @ hadamard(x.shape[-1], x.device).to(torch.bfloat16)
-    rounded: Tensor = _RoundKeys.apply(turned)
+    rounded: Tensor = apply(_RoundKeys, turned)
     return rounded.to(x.dtype)
 
 

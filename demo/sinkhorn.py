@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from demo.custom import apply, kernel
+
 _BLOCK = 64
 
 
@@ -24,7 +26,7 @@ def balance(logits: Tensor, iterations: int, eps: float) -> Tensor:
         float32 ``[N, S, S]``, columns summing to one.
     """
     soft = torch.softmax(logits, -1) + eps
-    balanced: Tensor = _Balance.apply(soft, iterations, eps)
+    balanced: Tensor = apply(_Balance, soft, iterations, eps)
     return balanced
 
 
@@ -36,9 +38,7 @@ class _Balance(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
-    ) -> tuple[Tensor, None, None]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
         y, sums = ctx.saved_tensors  # type: ignore[attr-defined]
         run = _backward_gpu if y.is_cuda else backward_reference
         return run(y, sums, grad.contiguous()), None, None
@@ -81,10 +81,10 @@ def _backward_gpu(y: Tensor, sums: Tensor, grad: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
-def _forward(
+@kernel
+def _forward(  # type: ignore[no-untyped-def]  # Triton reads annotations as types of its own
     x_ptr, y_ptr, sums_ptr, count, eps, iterations: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     stream = tl.arange(0, S)
     cells = token[:, None, None] * (S * S) + stream[None, :, None] * S + stream[None, None, :]
@@ -105,10 +105,10 @@ def _forward(
     tl.store(y_ptr + cells, x, mask=inside)
 
 
-@triton.jit
-def _backward(
+@kernel
+def _backward(  # type: ignore[no-untyped-def]
     y_ptr, sums_ptr, grad_ptr, out_ptr, count, steps: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     stream = tl.arange(0, S)
     cells = token[:, None, None] * (S * S) + stream[None, :, None] * S + stream[None, None, :]

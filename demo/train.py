@@ -70,7 +70,7 @@ class Trainer:
         result = run(weights, self.config, batch, mode)
         losses = losses_of(weights, result.hidden, batch, self.dtype)
         index_loss = torch.stack(result.index_losses).mean()
-        (losses.total + _INDEX_WEIGHT * index_loss * len(result.index_losses)).backward()  # type: ignore[no-untyped-call]
+        (losses.total + _INDEX_WEIGHT * index_loss * len(result.index_losses)).backward()
         self.working.collect_gradients()
         norm = torch.nn.utils.clip_grad_norm_(self.others, _CLIP, foreach=True)
         self.muon.step(_MATRIX_RATE * settings.rate)
