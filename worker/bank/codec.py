@@ -28,7 +28,7 @@ class RowCodec(Protocol):
     @property
     def row_bytes(self) -> int: ...
 
-    def allocate(self, rows: int) -> Planes: ...
+    def allocate(self, rows: int, device: torch.device) -> Planes: ...
 
     def encode(self, x: Tensor) -> Planes: ...
 
@@ -42,8 +42,8 @@ class Float32Rows:
         self._dim = dim
         self.row_bytes = 4 * dim
 
-    def allocate(self, rows: int) -> Planes:
-        return (torch.zeros(rows, self._dim),)
+    def allocate(self, rows: int, device: torch.device) -> Planes:
+        return (torch.zeros(rows, self._dim, device=device),)
 
     def encode(self, x: Tensor) -> Planes:
         return (x,)
@@ -64,11 +64,11 @@ class KeyRows:
         self._scales = -(-self._plain_dim // FP8_BLOCK)
         self.row_bytes = self._plain_dim + self._scales + 2 * rope_dim
 
-    def allocate(self, rows: int) -> Planes:
+    def allocate(self, rows: int, device: torch.device) -> Planes:
         return (
-            torch.zeros(rows, self._plain_dim, dtype=torch.float8_e4m3fn),
-            torch.zeros(rows, self._scales, dtype=torch.uint8),
-            torch.zeros(rows, self._rope_dim, dtype=torch.bfloat16),
+            torch.zeros(rows, self._plain_dim, dtype=torch.float8_e4m3fn, device=device),
+            torch.zeros(rows, self._scales, dtype=torch.uint8, device=device),
+            torch.zeros(rows, self._rope_dim, dtype=torch.bfloat16, device=device),
         )
 
     def encode(self, x: Tensor) -> Planes:
@@ -89,10 +89,10 @@ class IndexRows:
         self._scales = -(-dim // FP4_BLOCK)
         self.row_bytes = dim // 2 + self._scales
 
-    def allocate(self, rows: int) -> Planes:
+    def allocate(self, rows: int, device: torch.device) -> Planes:
         return (
-            torch.zeros(rows, self._dim // 2, dtype=torch.uint8),
-            torch.zeros(rows, self._scales, dtype=torch.uint8),
+            torch.zeros(rows, self._dim // 2, dtype=torch.uint8, device=device),
+            torch.zeros(rows, self._scales, dtype=torch.uint8, device=device),
         )
 
     def encode(self, x: Tensor) -> Planes:

@@ -26,7 +26,7 @@ class RestoreStore:
         geometry = store.geometry
         self._store = store
         self._keys = geometry.config.window - 1
-        self._rings = [geometry.keys.allocate(slots * self._keys) for _ in store.layers]
+        self._rings = [geometry.keys.allocate(slots * self._keys, store.device) for _ in store.layers]
         self._windows = [self._overlapping_windows(layer, ratio, slots) for layer, ratio in self._layers()]
 
     def save(self, slot: int, bank: int, position: int) -> None:
@@ -57,7 +57,8 @@ class RestoreStore:
         if not ratio or self._store.geometry.overlap(ratio) == 1:
             return []
         widths = [ring.vectors.shape[1] // 2 for ring in _windows(layer)]
-        return [(torch.zeros(slots * ratio, width), torch.zeros(slots * ratio, width)) for width in widths]
+        device = self._store.device
+        return [tuple(torch.zeros(slots * ratio, width, device=device) for _ in range(2)) for width in widths]
 
     def _ring_rows(self, slot: int, bank: int, position: int) -> tuple[Tensor, Tensor]:
         """Rows of the last raw keys in the bank's ring, and their places in the slot."""

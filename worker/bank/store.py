@@ -152,29 +152,33 @@ class KvStore:
         geometry: sizes.
         banks: number of banks B.
         pages: number of pages in the pool.
+        device: where they are.
     """
 
-    def __init__(self, geometry: KvGeometry, banks: int, pages: int) -> None:
+    def __init__(
+        self, geometry: KvGeometry, banks: int, pages: int, device: torch.device = torch.device("cpu")
+    ) -> None:
         self.geometry = geometry
         self.banks = banks
         self.pages = pages
+        self.device = device
         self.layers = [self._layer(ratio) for ratio in geometry.config.compress_ratios]
 
     def _layer(self, ratio: int) -> LayerStore:
         geometry, config = self.geometry, self.geometry.config
-        ring = geometry.keys.allocate(self.banks * geometry.ring_rows)
+        ring = geometry.keys.allocate(self.banks * geometry.ring_rows, self.device)
         if not ratio:
             return LayerStore(ring)
         entries = self.pages * (geometry.page_tokens // ratio)
         indexed = geometry.indexed(ratio)
         return LayerStore(
             ring,
-            geometry.keys.allocate(entries),
+            geometry.keys.allocate(entries, self.device),
             self._window(ratio, config.head_dim),
-            geometry.index_keys.allocate(entries) if indexed else (),
+            geometry.index_keys.allocate(entries, self.device) if indexed else (),
             self._window(ratio, config.index_dim) if indexed else None,
         )
 
     def _window(self, ratio: int, dim: int) -> WindowRing:
         rows, width = self.banks * self.geometry.window_rows(ratio), self.geometry.overlap(ratio) * dim
-        return WindowRing(torch.zeros(rows, width), torch.zeros(rows, width))
+        return WindowRing(*(torch.zeros(rows, width, device=self.device) for _ in range(2)))

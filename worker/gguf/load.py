@@ -139,6 +139,15 @@ def read_raw(
         target[expert, row : row + raw.shape[0]].copy_(raw)
 
 
+def stream_raw(info: TensorInfo, staging: Tensor, on_bytes: OnBytes | None = None) -> Iterator[Tensor]:
+    """A tensor's rows in order as the file has them, uint8 ``[n, row_bytes]``, runs of them in ``staging``.
+
+    A run is overwritten by the next. ``staging`` is contiguous uint8 of at least one row.
+    """
+    for _expert, _row, raw in _stream(info, WHOLE, staging, on_bytes):
+        yield raw
+
+
 def _three_dimensional(out: Tensor) -> Tensor:
     while out.dim() < 3:
         out = out.unsqueeze(0)
