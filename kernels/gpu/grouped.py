@@ -175,7 +175,10 @@ def _weights(
     RUNS: tl.constexpr,
     G: tl.constexpr,
 ):
-    """The tile of step ``step``: all runs of word 0, then of word 1 and so on."""
+    """The tile of step ``step``: all runs of word 0, then of word 1 and so on.
+
+    Its users add 0: Triton's passes for sm_90 fail where they move a transposition over the tile's last reshape.
+    """
     STEPS: tl.constexpr = RUNS // G
     part, g = step // STEPS, step % STEPS * G + tl.arange(0, G)
     if FORMAT == "IQ2_XXS":
@@ -228,9 +231,9 @@ def _gate_up(
         for step in range(K // BK):
             values = tl.load(at + step * BK)
             w = _weights(g1, g2, g3, table, signs, row, step, K, FORMAT, BN, RUNS, G)
-            gate = tl.dot(values, tl.trans(w), gate)
+            gate = tl.dot(values, tl.trans(w + 0.0), gate)
             v = _weights(u1, u2, u3, table, signs, row, step, K, FORMAT, BN, RUNS, G)
-            up = tl.dot(values, tl.trans(v), up)
+            up = tl.dot(values, tl.trans(v + 0.0), up)
         hidden = swiglu(gate, up, clamp) * tl.load(weights + pair, there, 0.0)[:, None]
         tl.store(out + place[:, None].to(tl.int64) * N + n[None, :], hidden.to(tl.float16), there[:, None])
 
@@ -268,7 +271,7 @@ def _down(
         sums = tl.zeros([BM, BN], tl.float32)
         for step in range(K // BK):
             w = _weights(first, second, third, order, order, row, step, K, FORMAT, BN, RUNS, G)
-            sums = tl.dot(tl.load(at + step * BK), tl.trans(w), sums)
+            sums = tl.dot(tl.load(at + step * BK), tl.trans(w + 0.0), sums)
         pair = tl.load(order + place, there, 0)
         to = (pair // USED * PARTS + pair % USED).to(tl.int64) * N
         tl.store(out + to[:, None] + n[None, :], sums.to(tl.float16), there[:, None])

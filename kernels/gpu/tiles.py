@@ -30,8 +30,8 @@ class Tiles:
 SMALL = Tiles(
     gemm=(128, 128, 32, 4, 3),
     experts_in=(64, 64, 128, 4, 2),
-    experts_out=(64, 128, 128, 4, 2),
-    attention=(32, 32, 4, 1),
+    experts_out=(64, 128, 128, 8, 2),
+    attention=(32, 32, 8, 1),
     index=(16, 64, 4, 1),
 )
 """At most 99 KiB of shared memory a block: GB10 (sm_121) and consumer GPUs."""
