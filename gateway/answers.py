@@ -47,7 +47,7 @@ class Outcome:
     """How an answer ended; complete once its parts are exhausted.
 
     Attributes:
-        finish: ``stop`` or ``length``.
+        finish: ``stop``, ``length`` or ``tool_calls``.
         usage: the engine's numbers.
     """
 

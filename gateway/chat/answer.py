@@ -11,15 +11,28 @@ from gateway.chat.tokens import ChatTokenizer
 
 
 @dataclass(frozen=True)
+class CallDelta:
+    """A piece of the tool call number ``index``: its first has ``id`` and ``name``, ``arguments`` is a
+    fragment of JSON text.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
 class Delta:
     """What one step adds. ``content_tokens`` are those of the tokens given that belong to the content."""
 
     reasoning: str = ""
     content: str = ""
     content_tokens: tuple[int, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.reasoning or self.content)
+        return bool(self.reasoning or self.content or self.calls)
 
 
 class AnswerParser:
