@@ -33,7 +33,7 @@ class CallMemory:
         limit_tokens: all that is remembered together.
     """
 
-    def __init__(self, limit_tokens: int = 4_000_000) -> None:
+    def __init__(self, limit_tokens: int = 1_000_000) -> None:
         self._limit_tokens = limit_tokens
         self._tokens = 0
         self._turns: OrderedDict[tuple[str, ...], Sampled] = OrderedDict()
