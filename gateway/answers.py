@@ -109,6 +109,7 @@ class Answer:
         self._seed = (
             secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed % (1 << 64)
         )
+        self._bias = {**request.sampling.logit_bias, **_no_calls(request, self.tokenizer)}
         self._demanded = demanded(request)
         self._prompt_tokens = len(prompt)
         self._context = prompt
@@ -261,7 +262,7 @@ class Answer:
                 frequency_penalty=sampling.frequency_penalty,
                 presence_penalty=sampling.presence_penalty,
                 repetition_penalty=sampling.repetition_penalty,
-                logit_bias=dict(sampling.logit_bias),
+                logit_bias=self._bias,
                 seed=self._seed,
                 stop_tokens=stop_tokens,
                 logprobs=sampling.logprobs,
@@ -354,3 +355,12 @@ _FINISH = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 def _offered(request: ChatRequest) -> tuple[Tool, ...]:
     """The tools that the model hears of."""
     return () if request.tool_choice.mode == "none" else request.tools
+
+
+def _no_calls(request: ChatRequest, tokenizer: ChatTokenizer) -> dict[int, float]:
+    """Keeps a model that has seen calls, or whose tools are withheld, from writing a call as text."""
+    if _offered(request) or tokenizer.dsml is None:
+        return {}
+    if request.tools or any(message.tool_calls for message in request.messages):
+        return {tokenizer.dsml: -100.0}
+    return {}

@@ -133,6 +133,16 @@ async def test_without_offered_tools_markup_is_text(gateway: Any, fields: dict[s
     assert "## Tools" not in engine.tokenizer.decode(engine.requests[0].prompt_tokens)
 
 
+async def test_where_calls_are_not_wanted_their_markup_is_made_unlikely(gateway: Any) -> None:
+    engine = gateway.engine
+    dsml = engine.special("｜DSML｜")
+    await ask(gateway, stream=False, tool_choice="none", logit_bias={"5": 1.0})
+    await ask(gateway, stream=False)
+    await ask(gateway, stream=False, tools=openai.NOT_GIVEN)
+    biases = [dict(request.sampling.logit_bias) for request in engine.requests]
+    assert biases == [{5: 1.0, dsml: -100.0}, {}, {}]
+
+
 async def test_tools_are_told_to_the_model(gateway: Any) -> None:
     await gateway.chat(tools=TOOLS)
     prompt = gateway.engine.tokenizer.decode(gateway.engine.requests[0].prompt_tokens)
@@ -309,8 +319,8 @@ class TestReplay:
     """What was sampled is what the next turn's prompt has."""
 
     ODD = (
-        '\n<tool_calls><invoke name="Add"><parameter name="numbers" string="false">[ 1,2 ]</parameter></invoke>'
-        "</tool_calls>"
+        '\n<tool_calls><invoke name="Add"><parameter name="numbers" string="false">[ 1,2 ]</parameter>'
+        "</invoke></tool_calls>"
     )
 
     async def turn(self, gateway: Any, reasoning: str = "hm") -> tuple[Any, list[int]]:
