@@ -32,7 +32,7 @@ import uvicorn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gateway.chat.render import Segment
+from gateway.chat.segments import Segment
 from gateway.chat.tokens import ChatTokenizer
 from gateway.proto import engine_pb2 as pb
 from gateway.proto import engine_pb2_grpc

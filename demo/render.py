@@ -37,7 +37,9 @@ Otherwise, output directly after </think> with tool calls or final response.
 
 You MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.
 """  # noqa: E501
-_FORMAT = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n{schema}"
+RESPONSE_FORMAT = (
+    "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n{schema}"
+)
 
 
 def render(conversation: Conversation) -> str:
@@ -47,7 +49,7 @@ def render(conversation: Conversation) -> str:
     if conversation.tools:
         parts.append("\n\n" + tools_text(conversation.tools))
     if conversation.schema is not None:
-        parts.append(_FORMAT.format(schema=json.dumps(conversation.schema, ensure_ascii=False)))
+        parts.append(RESPONSE_FORMAT.format(schema=json.dumps(conversation.schema, ensure_ascii=False)))
     last_user = max(index for index, message in enumerate(messages) if message.role != "assistant")
     keeps = conversation.thinking and bool(conversation.tools)
     for index, message in enumerate(messages):

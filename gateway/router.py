@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.chat.replay import CallMemory
 from gateway.chat.tokens import ChatTokenizer, VocabularyError
 from gateway.engines import EngineClient
 from gateway.errors import Fault, GatewayError
@@ -29,12 +30,13 @@ class EngineAddress:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model all engines serve; ``name`` is its id in the APIs."""
+    """The model all engines serve; ``name`` is its id in the APIs, ``calls`` what it has called lately."""
 
     name: str
     fingerprint: str
     context_tokens: int
     tokenizer: ChatTokenizer
+    calls: CallMemory
 
 
 def least_loaded(engines: Sequence[EngineClient]) -> EngineClient | None:
@@ -148,10 +150,10 @@ class Router:
         """Learns the model; the tokenizer is built again only for another vocabulary."""
         told = await client.describe()
         if self._model is None or self._model.fingerprint != told.fingerprint:
-            tokenizer = await asyncio.to_thread(ChatTokenizer, told.vocabulary)
+            tokenizer, calls = await asyncio.to_thread(ChatTokenizer, told.vocabulary), CallMemory()
         else:
-            tokenizer = self._model.tokenizer
-        self._model = ModelInfo(model_id(told.name), told.fingerprint, told.context_tokens, tokenizer)
+            tokenizer, calls = self._model.tokenizer, self._model.calls
+        self._model = ModelInfo(model_id(told.name), told.fingerprint, told.context_tokens, tokenizer, calls)
 
     def _close(self, client: EngineClient) -> None:
         closing = asyncio.create_task(client.close())

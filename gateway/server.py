@@ -152,6 +152,11 @@ async def _whole(answer: Answer, shape: Shape, *, with_logprobs: bool) -> Respon
             content.append(part.delta.content)
             logprobs += part.logprobs
     body = shape.whole(
-        "".join(reasoning), "".join(content), logprobs, answer.outcome, with_logprobs=with_logprobs
+        "".join(reasoning),
+        "".join(content),
+        answer.calls,
+        logprobs,
+        answer.outcome,
+        with_logprobs=with_logprobs,
     )
     return JSONResponse(body)

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictInt,
-    StrictStr,
-    model_validator,
-)
+from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from gateway.answers import ContentLogprob, Outcome, Part
-from gateway.chat.conversation import ChatRequest, Effort, Message, Role, Sampling
+from gateway.api.fields import Body, Number, Text
+from gateway.api.openai_tools import (
+    MessageToolCall,
+    NamedToolChoice,
+    ToolDefinition,
+    call_piece,
+    check_calls,
+    offered_tools,
+    tool_choice,
+    whole_call,
+)
+from gateway.chat.conversation import ChatRequest, Effort, Message, Role, Sampling, ToolCall
 from gateway.chat.tokens import ChatTokenizer
 from gateway.errors import Fault, GatewayError
 
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-
-
-def _whole_characters(value: object) -> object:
-    """Clients that cut text by UTF-16 units send half a character; U+FFFD stands for it."""
-    if isinstance(value, str) and not value.isascii():
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return value
-
-
-Text = Annotated[StrictStr, BeforeValidator(_whole_characters)]
-
-_ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
+_ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
 _EFFORTS = {
     "none": Effort.NONE,
     "minimal": Effort.HIGH,
@@ -47,67 +44,75 @@ _MAX_EFFORT_CONTEXT = 393216
 """Think Max is meant for contexts from here on; in shorter ones it is served as high."""
 
 
-class _Body(BaseModel):
-    """Fields nobody here knows are let pass: clients send many that change nothing."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class TextPart(_Body):
+class TextPart(Body):
     """A text part of a message."""
 
     type: Literal["text"]
     text: Text
 
 
-class ChatMessage(_Body):
+class ChatMessage(Body):
     """One message of the request."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
     reasoning_content: Text | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: StrictStr | None = None
 
     @model_validator(mode="after")
-    def _has_content(self) -> ChatMessage:
+    def _is_complete(self) -> ChatMessage:
         if self.content is None and self.role != "assistant":
             raise ValueError(f"a message of role {self.role} needs content")
+        if self.role == "tool" and not self.tool_call_id:
+            raise ValueError("a message of role tool needs tool_call_id, the id of the call it answers")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"a message of role {self.role} cannot have tool_calls")
         return self
 
     def message(self) -> Message:
-        """The message as the conversation has it; text parts are joined."""
+        """The message as the conversation has it; text parts are joined, those of results by empty lines."""
         content = self.content or ""
         if not isinstance(content, str):
-            content = "".join(part.text for part in content)
-        return Message(_ROLES[self.role], content, self.reasoning_content or "")
+            content = ("\n\n" if self.role == "tool" else "").join(part.text for part in content)
+        calls = tuple(
+            ToolCall(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()
+        )
+        return Message(
+            _ROLES[self.role],
+            content,
+            self.reasoning_content or "",
+            calls,
+            self.tool_call_id or "" if self.role == "tool" else "",
+        )
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """``stream_options``."""
 
     include_usage: StrictBool = False
 
 
-class Thinking(_Body):
+class Thinking(Body):
     """``thinking`` as DeepSeek's own API has it."""
 
     type: Literal["enabled", "disabled"]
 
 
-class TemplateArguments(_Body):
+class TemplateArguments(Body):
     """``chat_template_kwargs`` as other servers have it."""
 
     thinking: StrictBool | None = None
     enable_thinking: StrictBool | None = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     """``response_format``; only plain text is served."""
 
     type: StrictStr
 
 
-class ChatCompletionRequest(_Body):
+class ChatCompletionRequest(Body):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -134,8 +139,9 @@ class ChatCompletionRequest(_Body):
     think: StrictBool | None = None
     chat_template_kwargs: TemplateArguments | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: StrictBool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     audio: Any = None
@@ -168,26 +174,39 @@ class ChatCompletionRequest(_Body):
         effort = self._effort()
         if effort is Effort.MAX and context_tokens < _MAX_EFFORT_CONTEXT:
             effort = Effort.HIGH
-        return ChatRequest(tuple(one.message() for one in self.messages), effort, sampling, stops)
+        messages = tuple(one.message() for one in self.messages)
+        check_calls(messages)
+        tools = offered_tools(self.tools or ())
+        return ChatRequest(
+            messages,
+            effort,
+            sampling,
+            stops,
+            tools,
+            tool_choice(self.tool_choice, tools),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+        )
 
     def _refuse_unserved(self) -> None:
         wanted = {
             "n": self.n is not None and self.n != 1,
-            "tools": bool(self.tools) and self.tool_choice != "none",
-            "tool_choice": self.tool_choice not in (None, "none", "auto"),
-            "functions": bool(self.functions),
-            "function_call": self.function_call not in (None, "none", "auto"),
             "audio": self.audio is not None,
             "web_search_options": self.web_search_options is not None,
             "response_format": self.response_format is not None and self.response_format.type != "text",
             "modalities": bool(self.modalities) and self.modalities != ["text"],
         }
-        wanted |= {f"messages[{at}].tool_calls": bool(one.tool_calls) for at, one in enumerate(self.messages)}
         for param, is_wanted in wanted.items():
             if is_wanted:
                 raise GatewayError(
                     Fault.INVALID, f"{param}: not served by this version; leave it out", param=param
                 )
+        old = {
+            "functions": (bool(self.functions), "tools"),
+            "function_call": (self.function_call not in (None, "none", "auto"), "tool_choice"),
+        }
+        for param, (is_wanted, instead) in old.items():
+            if is_wanted:
+                raise GatewayError(Fault.INVALID, f"{param}: no longer served; use {instead}", param=param)
         if self.top_logprobs and not self.logprobs:
             raise GatewayError(Fault.INVALID, "top_logprobs: needs logprobs to be true", param="top_logprobs")
 
@@ -241,12 +260,14 @@ class Shape:
         return self._chunk({"role": "assistant", "content": ""})
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
-        """Thinking and content go out in chunks of their own."""
+        """Thinking, content and calls go out in chunks of their own."""
         out = []
         if part.delta.reasoning:
             out.append(self._chunk({"reasoning_content": part.delta.reasoning}))
         if part.delta.content or part.logprobs:
             out.append(self._chunk({"content": part.delta.content}, part.logprobs))
+        if part.delta.calls:
+            out.append(self._chunk({"tool_calls": [call_piece(one) for one in part.delta.calls]}))
         return out
 
     def last_chunks(self, outcome: Outcome, *, include_usage: bool) -> list[dict[str, Any]]:
@@ -260,15 +281,19 @@ class Shape:
         self,
         reasoning: str,
         content: str,
+        calls: Sequence[ToolCall],
         logprobs: list[ContentLogprob],
         outcome: Outcome,
         *,
         with_logprobs: bool,
     ) -> dict[str, Any]:
         """The response of a request that does not stream."""
-        message = {"role": "assistant", "content": content, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if reasoning:
             message["reasoning_content"] = reasoning
+        if calls:
+            message["content"] = content or None
+            message["tool_calls"] = [whole_call(call) for call in calls]
         choice = {
             "index": 0,
             "message": message,

@@ -1,23 +1,28 @@
 """A conversation as the text that DeepSeek-V4 was trained on.
 
 Text is rendered as segments: template segments may hold the model's special tokens, content segments are
-what somebody wrote, in which nothing is special. The rules are those of the official encoder for
-conversations without tools.
+what somebody wrote, in which nothing is special. The rules are those of the official encoder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from gateway.chat.conversation import Effort, Message, Role
-
-BEGIN = "<｜begin▁of▁sentence｜>"
-END = "<｜end▁of▁sentence｜>"
-USER = "<｜User｜>"
-ASSISTANT = "<｜Assistant｜>"
-THINK = "<think>"
-END_THINK = "</think>"
+from gateway.chat.conversation import Effort, Message, Role, Tool
+from gateway.chat.replay import Sampled
+from gateway.chat.segments import (
+    ASSISTANT,
+    BEGIN,
+    END,
+    END_THINK,
+    THINK,
+    USER,
+    Segment,
+    content,
+    sampled,
+    template,
+)
+from gateway.chat.tools import calls_block, instructions, result, results_in_order
 
 MAX_EFFORT_PREFIX = (
     "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n"
@@ -28,44 +33,52 @@ MAX_EFFORT_PREFIX = (
     "alternative, and rejected hypothesis to ensure absolutely no assumption is left unchecked.\n\n"
 )
 
-
-@dataclass(frozen=True)
-class Segment:
-    """A piece of the prompt; ``template`` says whether special tokens in it are special."""
-
-    text: str
-    template: bool
+_USERS = (Role.USER, Role.TOOL)
+"""Who speaks in a user's turn."""
 
 
-def render(messages: Sequence[Message], effort: Effort) -> list[Segment]:
+def render(
+    messages: Sequence[Message],
+    effort: Effort,
+    tools: Sequence[Tool] = (),
+    recall: Callable[[Message], Sampled | None] = lambda _: None,
+) -> list[Segment]:
     """The prompt, up to where the model goes on.
 
-    Consecutive user messages are one turn. Thinking is kept only in assistant messages after the last user
-    message. A last message of the assistant is a beginning to be continued; otherwise its turn is opened.
+    Consecutive messages of the user and of tools are one turn. Thinking is kept in assistant messages after
+    the last such turn, and everywhere once there are tools. A last message of the assistant is a beginning to
+    be continued; otherwise its turn is opened.
+
+    Args:
+        tools: those the model may call; they follow the first system message.
+        recall: knows the tokens of a message that the model wrote here itself.
     """
     thinks = effort is not Effort.NONE
-    out = [_template(BEGIN)]
+    out = [template(BEGIN)]
     if effort is Effort.MAX:
-        out.append(_template(MAX_EFFORT_PREFIX))
-    ordered = _system_before_its_turn(messages)
-    last_user = max((index for index, one in enumerate(ordered) if one.role is Role.USER), default=-1)
+        out.append(template(MAX_EFFORT_PREFIX))
+    ordered = results_in_order(_system_before_its_turn(messages))
+    if tools and ordered[0].role is not Role.SYSTEM:
+        out += _introduced(tools)
+    with_tools = bool(tools) or any(one.tool_calls or one.role is Role.TOOL for one in ordered)
+    last_user = max((index for index, one in enumerate(ordered) if one.role in _USERS), default=-1)
     previous: Role | None = None
     for index, message in enumerate(ordered):
         if message.role is Role.SYSTEM:
-            out.append(_content(message.content))
-        elif message.role is Role.USER:
-            out.append(_content("\n\n") if previous is Role.USER else _template(USER))
-            out.append(_content(message.content))
+            out.append(content(message.content))
+            if tools and index == 0:
+                out += _introduced(tools)
+        elif message.role in _USERS:
+            out.append(content("\n\n") if previous in _USERS else template(USER))
+            out += result(message.content) if message.role is Role.TOOL else [content(message.content)]
         else:
-            if previous is not Role.ASSISTANT:
-                out.append(_template(ASSISTANT))
-                out += _thinking(message, keep=thinks and index > last_user)
-            out.append(_content(message.content))
+            keep = thinks and (with_tools or index > last_user)
+            out += _assistant(message, recall(message), opens=previous is not Role.ASSISTANT, keep=keep)
             if index < len(ordered) - 1:
-                out.append(_template(END))
+                out.append(template(END))
         previous = message.role
     if previous is not Role.ASSISTANT:
-        out.append(_template(ASSISTANT + (THINK if thinks else END_THINK)))
+        out.append(template(ASSISTANT + (THINK if thinks else END_THINK)))
     return out
 
 
@@ -74,15 +87,22 @@ def opens_thinking(messages: Sequence[Message], effort: Effort) -> bool:
     return effort is not Effort.NONE and messages[-1].role is not Role.ASSISTANT
 
 
-def text_of(segments: Iterable[Segment]) -> str:
-    """The prompt as one string."""
-    return "".join(segment.text for segment in segments)
+def _introduced(tools: Sequence[Tool]) -> list[Segment]:
+    return [template("\n\n"), *instructions(tools)]
 
 
-def _thinking(message: Message, *, keep: bool) -> list[Segment]:
-    if not keep:
-        return [_template(END_THINK)]
-    return [_template(THINK), _content(message.reasoning), _template(END_THINK)]
+def _assistant(message: Message, known: Sampled | None, *, opens: bool, keep: bool) -> list[Segment]:
+    """An assistant's message without its end, with the tokens the model sampled where they are known."""
+    out: list[Segment] = []
+    if opens:
+        out.append(template(ASSISTANT))
+        if keep:
+            out += [template(THINK), sampled(known.thought) if known else content(message.reasoning)]
+        out.append(template(END_THINK))
+    if known:
+        return [*out, sampled(known.said)]
+    out.append(content(message.content))
+    return out + calls_block(message.tool_calls) if message.tool_calls else out
 
 
 def _system_before_its_turn(messages: Sequence[Message]) -> list[Message]:
@@ -95,15 +115,7 @@ def _system_before_its_turn(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         place = len(ordered)
         if message.role is Role.SYSTEM:
-            while place and ordered[place - 1].role is Role.USER:
+            while place and ordered[place - 1].role in _USERS:
                 place -= 1
         ordered.insert(place, message)
     return ordered
-
-
-def _template(text: str) -> Segment:
-    return Segment(text, template=True)
-
-
-def _content(text: str) -> Segment:
-    return Segment(text, template=False)

@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
-from gateway.chat.render import ASSISTANT, END_THINK, THINK, USER, Segment
+from gateway.chat.segments import ASSISTANT, DSML, END_THINK, THINK, USER, Segment
 from gateway.proto.engine_pb2 import Vocabulary
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -65,6 +65,7 @@ class ChatTokenizer:
         self._hidden = frozenset((vocabulary.bos_token, vocabulary.eos_token))
         self.think = self._specials.get(THINK)
         self.end_think = self._specials.get(END_THINK)
+        self.dsml = self._specials.get(DSML)
         self.turns = tuple(self._specials[tag] for tag in (USER, ASSISTANT) if tag in self._specials)
 
     def __len__(self) -> int:
@@ -80,10 +81,15 @@ class ChatTokenizer:
         text: list[str] = []
 
         def flush() -> None:
-            ids.extend(self._tokenizer.encode("".join(text), add_special_tokens=False).ids)
+            whole = whole_characters("".join(text))
+            ids.extend(self._tokenizer.encode(whole, add_special_tokens=False).ids)
             text.clear()
 
         for segment in segments:
+            if segment.tokens:
+                flush()
+                ids.extend(segment.tokens)
+                continue
             if not segment.template:
                 text.append(segment.text)
                 continue
@@ -106,6 +112,13 @@ class ChatTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of complete tokens; bytes that are no UTF-8 become U+FFFD."""
         return b"".join(map(self.token_bytes, tokens)).decode("utf-8", errors="replace")
+
+
+def whole_characters(text: str) -> str:
+    """Clients that cut text by UTF-16 units send half a character; U+FFFD stands for it."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _is_special(index: int, size: int, types: Sequence[int]) -> bool:

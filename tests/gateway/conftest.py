@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 import uvicorn
 
-from gateway.chat.render import Segment
+from gateway.chat.segments import Segment
 from gateway.chat.tokens import ChatTokenizer
 from gateway.proto import engine_pb2 as pb
 from gateway.proto import engine_pb2_grpc

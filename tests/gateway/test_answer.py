@@ -11,7 +11,7 @@ from support.vocabulary import real_vocabulary
 
 from gateway.chat.answer import AnswerParser
 from gateway.chat.detokenize import Detokenizer
-from gateway.chat.render import Segment
+from gateway.chat.segments import Segment
 from gateway.chat.stops import StopMatcher
 from gateway.chat.tokens import ChatTokenizer
 

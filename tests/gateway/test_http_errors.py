@@ -14,6 +14,8 @@ import pytest
 from gateway.proto import engine_pb2 as pb
 
 CODE = grpc.StatusCode
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -58,11 +60,17 @@ async def test_an_engines_refusal_is_the_clients_own_exception(
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user"}]}, "messages[0]"),
         ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
-        ({"messages": [{"role": "tool", "content": "a", "tool_call_id": "1"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "a", "name": "f"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "a", "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
          "messages[0].content[0].type"),
-        ({"messages": [{"role": "user", "content": "a"},
-                       {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[1].tool_calls"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+         "messages[1].tool_calls[0].function"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL]},
+                       {"role": "tool", "content": "a", "tool_call_id": "2"}]}, "messages[1].tool_call_id"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": "0.5"}, "temperature"),
         ({"temperature": -1}, "temperature"),
@@ -74,9 +82,16 @@ async def test_an_engines_refusal_is_the_clients_own_exception(
         ({"stream": "yes"}, "stream"),
         ({"seed": "x"}, "seed"),
         ({"n": 2}, "n"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": 'f">'}}]}, "tools[0].function.name"),
+        ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+         "tool_choice.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "x"}}, "audio"),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from support.vocabulary import real_vocabulary
 
 from gateway.chat.conversation import Effort, Message, Role
-from gateway.chat.render import opens_thinking, render, text_of
+from gateway.chat.render import opens_thinking, render
+from gateway.chat.segments import text_of
 from gateway.chat.tokens import ChatTokenizer
 
 PROMPTS = Path(__file__).parents[2].parent / "shared" / "reference" / "prompts"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.vocabulary import official_tokenizer, real_vocabulary
 
-from gateway.chat.render import Segment
+from gateway.chat.segments import Segment
 from gateway.chat.tokens import ChatTokenizer, VocabularyError
 from gateway.proto.engine_pb2 import Vocabulary
 
