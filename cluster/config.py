@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from worker.errors import TwinsparkError
 from worker.memory import parse_bytes
-from worker.plan import DEFAULT_PREFILL_CHUNK, DEFAULT_RESERVE_BYTES, Wanted
+from worker.device import Device, choose_device, device_bytes, find_gpu
+from worker.plan import DEFAULT_RESERVE_BYTES, Wanted
 
 
 class ConfigError(TwinsparkError):
@@ -55,7 +56,13 @@ class ServeConfig(BaseSettings):
     memory: Bytes | None = Field(
         None, gt=0, description="Plan with this much memory instead of what is available."
     )
-    prefill_chunk: int = Field(DEFAULT_PREFILL_CHUNK, ge=1, description="Prompt tokens processed a step.")
+    prefill_chunk: int | None = Field(
+        None, ge=1, description="Prompt tokens processed at a time; 128 on a CPU, 4096 on a GPU when unset."
+    )
+    device: Literal["auto", "cpu", "gpu"] = Field(
+        "auto", description="Where the model runs: gpu, cpu, or auto for a GPU if there is one."
+    )
+    no_graphs: bool = Field(False, description="Do not replay decode steps from CUDA graphs: to find a fault.")
     queue: int = Field(64, ge=0, description="Requests that may wait for a bank.")
     threads: int = Field(
         default_factory=lambda: max(1, len(os.sched_getaffinity(0)) - 1),
@@ -72,10 +79,19 @@ class ServeConfig(BaseSettings):
     dashboard_port: int = Field(8265, ge=0, le=65535, description="Port of the Ray dashboard, on loopback.")
     state: Path = Field(default_factory=state_folder, description="Folder for the service's record and logs.")
 
-    @property
-    def wanted(self) -> Wanted:
+    def wanted(self, device: Device) -> Wanted:
         """What the memory plan is asked for."""
-        return Wanted(self.ctx, self.banks, self.prefill_chunk, self.reserve)
+        return Wanted(self.ctx, self.banks, self.prefill_chunk, self.reserve, device)
+
+    def place(self) -> tuple[Device, int]:
+        """The device to serve on, and the memory there is on it.
+
+        Raises:
+            DeviceError, MemoryPlanError: there is none that can serve, or the system does not say.
+        """
+        gpu = find_gpu()
+        device = choose_device(self.device, gpu)
+        return device, self.memory or device_bytes(device, gpu)
 
 
 def load_config(**flags: Any) -> ServeConfig:

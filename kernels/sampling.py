@@ -7,7 +7,7 @@ one uniform number picks from what is left, in descending order of probability, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -54,12 +54,13 @@ class TokenCounts:
     Args:
         vocab: number of token ids.
         prompt: ids that count as seen, but not as generated.
+        device: of the logits.
     """
 
-    def __init__(self, vocab: int, prompt: Tensor) -> None:
-        self.seen = torch.zeros(vocab, dtype=torch.bool)
-        self.seen[prompt] = True
-        self.generated = torch.zeros(vocab)
+    def __init__(self, vocab: int, prompt: Tensor, device: torch.device) -> None:
+        self.seen = torch.zeros(vocab, dtype=torch.bool, device=device)
+        self.seen[prompt.to(device)] = True
+        self.generated = torch.zeros(vocab, device=device)
 
     def add(self, token: int) -> None:
         """Counts one generated token."""
@@ -79,7 +80,8 @@ def adjust(logits: Tensor, params: SamplingParams, counts: TokenCounts | None) -
         logits = logits - params.presence_penalty * (counts.generated > 0)
     if params.logit_bias:
         logits = logits.clone()
-        logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype)
+        tokens = torch.tensor(list(params.logit_bias), device=logits.device)
+        logits[tokens] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
     return logits
 
 
@@ -104,6 +106,44 @@ def sample(logits: Tensor, params: SamplingParams, position: int) -> int:
     mass = probability[: max(kept, 1)].cumsum(0)
     drawn = int(torch.searchsorted(mass, uniform(params.seed, position) * mass[-1], right=True))
     return int(tokens[min(drawn, len(mass) - 1)])
+
+
+def sample_rows(
+    logits: Sequence[Tensor], params: Sequence[SamplingParams], positions: Sequence[int]
+) -> list[int]:
+    """Draws one token a row, as :func:`sample` does; on a GPU all rows at once."""
+    if logits[0].is_cuda:
+        return sample_together(torch.stack(list(logits)), params, positions)
+    return [sample(*row) for row in zip(logits, params, positions, strict=True)]
+
+
+def sample_together(rows: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    """:func:`sample` for every row of float32 ``[n, V]``, with one copy to the device and one back."""
+    if all(one.temperature <= 0 for one in params):
+        place = torch.arange(rows.shape[1], device=rows.device)
+        best = torch.where(rows == rows.amax(1, keepdim=True), place, rows.shape[1])
+        return best.amin(1).tolist()
+    settings = [
+        (
+            one.temperature if one.temperature > 0 else 1.0,
+            one.min_p,
+            (one.top_k or rows.shape[1]) if one.temperature > 0 else 1,
+            one.top_p if one.top_p < 1 else 2.0,
+            uniform(one.seed, position),
+        )
+        for one, position in zip(params, positions, strict=True)
+    ]
+    columns = torch.tensor(settings, dtype=torch.float64).to(rows.device, non_blocking=True)
+    temperature, min_p, top_k, top_p, drawn = columns[:, :, None].unbind(1)
+    ordered, tokens = torch.sort(rows, dim=1, descending=True, stable=True)
+    probability = torch.softmax(ordered.double() / temperature, dim=1)
+    kept = (probability >= min_p * probability[:, :1]).sum(1, keepdim=True)
+    below = (probability.cumsum(1) < top_p).sum(1, keepdim=True)
+    kept = torch.minimum(torch.minimum(kept, top_k.long()), below + 1).clamp(min=1)
+    place = torch.arange(rows.shape[1], device=rows.device)
+    mass = probability.masked_fill(place >= kept, 0).cumsum(1)
+    index = torch.searchsorted(mass, drawn * mass[:, -1:], right=True)
+    return tokens.gather(1, torch.minimum(index, kept - 1))[:, 0].tolist()
 
 
 def top_logprobs(logits: Tensor, token: int, count: int) -> tuple[float, list[int], list[float]]:

@@ -10,18 +10,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from kernels.sampling import TokenCounts, adjust, sample, top_logprobs
+from kernels.sampling import TokenCounts, adjust, sample_rows, top_logprobs
 from worker.bank.banks import DEFAULT_POINTS, Bank, Banks, TokenId
-from worker.bank.layout import StepLayout
-from worker.bank.store import KvGeometry, KvStore
 from worker.errors import BusyError, DrainingError, TwinsparkError
-from worker.model.forward import Model
+from worker.execute import Executor
 from worker.schedule.admission import carry_out, choose
 from worker.schedule.request import (
     AdmissionKind,
@@ -46,6 +44,8 @@ Sink = Callable[[Sequence[Event]], None]
 """Takes a step's events; called on the engine's thread and must not block."""
 
 _RETRY_AFTER_S = 2.0
+_SLICE_S = 0.1
+"""For so long a prompt's piece runs before decoding sequences get a step."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,6 @@ class EngineLimits:
         threads: of torch's own thread pool.
         points: restore points a bank keeps.
         truncate, fork: whether prompts may be admitted in these ways.
-        rounding: store keys as the official model rounds them; off only for comparisons.
     """
 
     context: int
@@ -71,7 +70,6 @@ class EngineLimits:
     points: int = DEFAULT_POINTS
     truncate: bool = True
     fork: bool = True
-    rounding: bool = True
 
 
 @dataclass
@@ -114,6 +112,15 @@ class _Running:
 
 
 @dataclass
+class _Piece:
+    """A piece of a prompt that is being processed."""
+
+    running: _Running
+    tokens: Sequence[TokenId]
+    work: Generator[Tensor | None]
+
+
+@dataclass
 class _Waiting:
     request: Request
     arrived_at: float
@@ -124,27 +131,25 @@ class Engine:
     """Serves requests on one model.
 
     Args:
-        model: weights and forward.
-        limits: sizes; their memory is taken here.
+        executor: the model and its banks' memory.
+        limits: sizes.
         sink: hears the events of every step.
         on_fatal: called once, on the engine's thread, when a step fails: the engine is then unusable.
     """
 
     def __init__(
-        self, model: Model, limits: EngineLimits, sink: Sink, on_fatal: Callable[[BaseException], None]
+        self, executor: Executor, limits: EngineLimits, sink: Sink, on_fatal: Callable[[BaseException], None]
     ) -> None:
-        self.model = model
         self.limits = limits
+        self._executor = executor
+        self._config = executor.config
         self._sink = sink
         self._on_fatal = on_fatal
-        geometry = KvGeometry(model.config, limits.rounding)
-        pages = limits.banks * geometry.pages_for(limits.context)
-        self._geometry = geometry
-        self._store = KvStore(geometry, limits.banks, pages)
-        self._banks = Banks(self._store, limits.points)
+        self._banks = Banks(executor.store, limits.points)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[_Waiting] = deque()
         self._running: dict[RequestId, _Running] = {}
+        self._piece: _Piece | None = None
         self._events: list[Event] = []
         self._counters = Counters()
         self._draining = False
@@ -212,7 +217,7 @@ class Engine:
             known = request.id in self._running or any(one.request.id == request.id for one in self._waiting)
             if known:
                 raise TwinsparkError(f"request id {request.id!r} is in use")
-            check_request(request, self.model.config.vocab, self.limits.context)
+            check_request(request, self._config.vocab, self.limits.context)
             self._admit()  # those before it may not need to wait
             if len(self._waiting) >= self.limits.queue:
                 raise BusyError(
@@ -256,7 +261,9 @@ class Engine:
             room = self.limits.context - len(request.prompt)
             counts = None
             if request.sampling.counts_tokens:
-                counts = TokenCounts(self.model.config.vocab, torch.tensor(request.prompt))
+                counts = TokenCounts(
+                    self._config.vocab, torch.tensor(request.prompt), self._executor.store.device
+                )
             self._running[request.id] = _Running(
                 request,
                 bank,
@@ -275,37 +282,63 @@ class Engine:
                 self._events.append(Progress(request.id, 0, len(request.prompt), position))
 
     def _step(self, plan: StepPlan) -> None:
-        parts: list[tuple[_Running, Sequence[TokenId], int]] = []
-        for request in plan.decode:
-            running = self._running[request]
-            parts.append((running, running.answer[-1:], 1))
-        if plan.prefill is not None:
-            running = self._running[plan.prefill]
-            begin, prompt = running.bank.length, running.request.prompt
-            end = begin + plan.prefill_tokens
-            parts.append((running, prompt[begin:end], int(end == len(prompt))))
-        spans = [self._banks.span(running.bank, tokens, outputs) for running, tokens, outputs in parts]
-        logits = self.model.forward(StepLayout.build(spans, self._geometry), self._store)
-        rows = iter(logits)
-        for running, tokens, outputs in parts:
-            self._banks.commit(running.bank, tokens)
-            running.served_step = self._counters.steps
-            if outputs:
-                self._sample(running, next(rows))
-            else:
-                done, total = running.bank.length, len(running.request.prompt)
-                self._events.append(Progress(running.request.id, done, total, 0))
+        if plan.decode:
+            self._decode([self._running[request] for request in plan.decode])
+        if self._piece is None and plan.prefill is not None:
+            self._piece = self._begin(self._running[plan.prefill], plan.prefill_tokens)
+        if self._piece is not None:
+            self._advance(self._piece)
         self._count(steps=1)
 
-    def _sample(self, running: _Running, logits: Tensor) -> None:
-        request, config = running.request, self.model.config
-        now = time.monotonic()
+    def _decode(self, group: Sequence[_Running]) -> None:
+        spans = [self._banks.span(running.bank, running.answer[-1:], 1) for running in group]
+        logits = self._executor.decode(spans)
+        for running in group:
+            self._banks.commit(running.bank, running.answer[-1:])
+            running.served_step = self._counters.steps
+        self._sample(group, logits)
+
+    def _begin(self, running: _Running, count: int) -> _Piece:
+        begin, prompt = running.bank.length, running.request.prompt
+        tokens = prompt[begin : begin + count]
+        span = self._banks.span(running.bank, tokens, int(begin + count == len(prompt)))
+        return _Piece(running, tokens, self._executor.prefill(span))
+
+    def _advance(self, piece: _Piece) -> None:
+        """Works on the piece until it is done, or others have waited for long enough."""
+        running = piece.running
+        until = time.monotonic() + _SLICE_S
+        logits: Tensor | None = None
+        for part in piece.work:
+            logits = part
+            if time.monotonic() > until:
+                return
+        self._piece = None
+        self._banks.commit(running.bank, piece.tokens)
+        running.served_step = self._counters.steps
+        if logits is not None:
+            self._sample([running], logits)
+        else:
+            done, total = running.bank.length, len(running.request.prompt)
+            self._events.append(Progress(running.request.id, done, total, 0))
+
+    def _sample(self, group: Sequence[_Running], logits: Tensor) -> None:
+        """Draws each sequence's next token from its row of logits ``[len(group), vocab]``."""
+        adjusted = [
+            adjust(row, running.request.sampling, running.counts)
+            for running, row in zip(group, logits, strict=True)
+        ]
+        params = [running.request.sampling for running in group]
+        tokens = sample_rows(adjusted, params, [running.bank.length for running in group])
+        for running, row, token in zip(group, logits, tokens, strict=True):
+            self._take(running, TokenId(token), row)
+
+    def _take(self, running: _Running, token: TokenId, logits: Tensor) -> None:
+        """Adds a drawn token to the answer, or ends the answer with it."""
+        request, now = running.request, time.monotonic()
         if not running.answer:
             running.first_token_at = now
-        adjusted = adjust(logits, request.sampling, running.counts)
-        token = TokenId(sample(adjusted, request.sampling, running.bank.length))
-        ends = token in request.stop_tokens or (token == config.eos_token and not request.ignore_eos)
-        if ends:
+        if token in request.stop_tokens or (token == self._config.eos_token and not request.ignore_eos):
             self._finish(running, FinishReason.STOP, token, now)
             return
         running.answer.append(token)
@@ -328,6 +361,9 @@ class Engine:
 
     def _release(self, running: _Running) -> None:
         """Gives the bank back with all it holds, so that a retry or a next turn goes on from there."""
+        if self._piece is not None and self._piece.running is running:
+            self._piece.work.close()
+            self._piece = None
         running.bank.in_use = False
         running.bank.used_at = time.monotonic()
         del self._running[running.request.id]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from kernels.attention import KEY_TILE
 from worker.bank.banks import DEFAULT_POINTS
 from worker.bank.store import KvGeometry
+from worker.device import Device
 from worker.errors import MemoryPlanError
 from worker.gguf.load import STAGING_BYTES
 from worker.gguf.read import GgufFile
@@ -22,7 +23,8 @@ from worker.model.config import ModelConfig
 from worker.schedule.step import MAX_DECODE_ROWS
 
 DEFAULT_RESERVE_BYTES = 1 << 30
-DEFAULT_PREFILL_CHUNK = 128
+DEFAULT_CHUNKS = {Device.CPU: 128, Device.GPU: 4096}
+"""Prompt tokens processed at a time: on a GPU the experts' weights are read once a chunk."""
 MAX_BANKS = MAX_DECODE_ROWS
 MIN_CONTEXT = 256
 
@@ -39,8 +41,14 @@ class Wanted:
 
     context: int | None = None
     banks: int | None = None
-    prefill_chunk: int = DEFAULT_PREFILL_CHUNK
+    prefill_chunk: int | None = None
     reserve_bytes: int = DEFAULT_RESERVE_BYTES
+    device: Device = Device.CPU
+
+    @property
+    def chunk(self) -> int:
+        """The prefill chunk asked for, or the device's usual one."""
+        return DEFAULT_CHUNKS[self.device] if self.prefill_chunk is None else self.prefill_chunk
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,8 @@ def _check(config: ModelConfig, wanted: Wanted) -> None:
             f"a context of {wanted.context} tokens asked for",
             f"choose --ctx from {shortest} to {config.context}, the longest the model was made for",
         )
-    if wanted.prefill_chunk < 1:
-        raise MemoryPlanError(f"a prefill chunk of {wanted.prefill_chunk} asked for", "choose at least 1")
+    if wanted.chunk < 1:
+        raise MemoryPlanError(f"a prefill chunk of {wanted.chunk} asked for", "choose at least 1")
 
 
 def _plans(file: GgufFile, config: ModelConfig, wanted: Wanted, available: int) -> Iterator[MemoryPlan]:
@@ -119,7 +127,7 @@ def _plans(file: GgufFile, config: ModelConfig, wanted: Wanted, available: int) 
         for banks in (wanted.banks,) if wanted.banks else _BANK_CHOICES:
             for context in group:
                 items = _items(file, config, wanted, context, banks)
-                yield MemoryPlan(context, banks, wanted.prefill_chunk, items, available)
+                yield MemoryPlan(context, banks, wanted.chunk, items, available)
 
 
 def _contexts(config: ModelConfig) -> tuple[int, ...]:
@@ -131,11 +139,22 @@ def _contexts(config: ModelConfig) -> tuple[int, ...]:
 def _items(file: GgufFile, config: ModelConfig, wanted: Wanted, context: int, banks: int) -> tuple[Item, ...]:
     geometry = KvGeometry(config, rounding=True)
     pages = geometry.pages_for(context)
-    weights = sum(math.prod(info.shape) * _FLOAT_BYTES for info in file.tensors.values())
+    if wanted.device is Device.GPU:
+        # Only a plan for a GPU needs Triton to be there.
+        from worker.gpu.plan import RUNTIME_BYTES, workspace_bytes
+
+        weights = Item("weights", file.tensor_bytes, "as in the file, one copy")
+        work = workspace_bytes(config, context, banks, wanted.chunk)
+        states, runtime = banks + 1, Item("runtime", RUNTIME_BYTES, "CUDA context, recorded steps, libraries")
+    else:
+        floats = sum(math.prod(info.shape) * _FLOAT_BYTES for info in file.tensors.values())
+        weights = Item("weights", floats, f"{show_bytes(file.tensor_bytes)} in the file, float32 in memory")
+        work = _workspace_bytes(config, wanted.chunk, context)
+        states, runtime = banks, Item("runtime", _RUNTIME_BYTES, "interpreter, libraries")
     return (
-        Item("weights", weights, f"{show_bytes(file.tensor_bytes)} in the file, float32 in memory"),
+        weights,
         Item("key/value pages", banks * pages * geometry.page_bytes, f"{banks} banks x {context} tokens"),
-        Item("bank state", banks * geometry.bank_bytes, f"{show_bytes(geometry.bank_bytes)} a bank"),
+        Item("bank state", states * geometry.bank_bytes, f"{show_bytes(geometry.bank_bytes)} a bank"),
         Item(
             "restore points",
             banks * (DEFAULT_POINTS + 1) * geometry.point_bytes,
@@ -143,10 +162,10 @@ def _items(file: GgufFile, config: ModelConfig, wanted: Wanted, context: int, ba
         ),
         Item(
             "workspace",
-            max(_workspace_bytes(config, wanted.prefill_chunk, context), 3 * STAGING_BYTES),
-            f"prefill chunks of {wanted.prefill_chunk} tokens",
+            max(work, 3 * STAGING_BYTES),
+            f"prefill chunks of {wanted.chunk} tokens",
         ),
-        Item("runtime", _RUNTIME_BYTES, "interpreter, libraries"),
+        runtime,
         Item("reserve", wanted.reserve_bytes, "for the system and other programs"),
     )
 

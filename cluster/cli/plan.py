@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.config import doc, load_config
-from worker.memory import available_bytes
+from worker.device import Device
 from worker.model.load import open_model
 from worker.plan import MemoryPlan, make_plan, table
 
@@ -22,11 +22,18 @@ def command(
     memory: Annotated[str | None, typer.Option(help="Plan for a box with this much, e.g. 119GiB.")] = None,
     reserve: Annotated[str | None, typer.Option(help=doc("reserve"))] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help=doc("prefill_chunk"))] = None,
+    device: Annotated[str | None, typer.Option(help=doc("device"))] = None,
 ) -> None:
     """Prints the memory plan of FILE, or what would have to change for it to fit."""
-    config = load_config(ctx=ctx, banks=banks, memory=memory, reserve=reserve, prefill_chunk=prefill_chunk)
+    config = load_config(
+        ctx=ctx, banks=banks, memory=memory, reserve=reserve, prefill_chunk=prefill_chunk, device=device
+    )
     opened, model = open_model(file)
-    plan = make_plan(opened, model, config.wanted, config.memory or available_bytes())
+    if config.device == "gpu" and config.memory:
+        place, available = Device.GPU, config.memory  # for a box that is not this one
+    else:
+        place, available = config.place()
+    plan = make_plan(opened, model, config.wanted(place), available)
     Console().print(plan_table(plan))
 
 

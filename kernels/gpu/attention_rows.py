@@ -101,7 +101,7 @@ def _attend_rows(
         tl.store(q + head[:, None] * D + block * B + b[None, :], x.to(tl.float16))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _copy_keys(
     codes,
     exponents,

@@ -33,7 +33,7 @@ def _unpack_q8(words, scales, out, K32: tl.constexpr, G: tl.constexpr):
     tl.store(out + n * (32 * K32) + g[:, None] * 32 + tl.arange(0, 32)[None, :], values)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gemm(
     x,
     w,

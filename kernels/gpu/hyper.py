@@ -47,7 +47,7 @@ class HyperState:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _merge(
     streams,
     mix,

@@ -14,7 +14,7 @@ from kernels.gpu.keys import Rows, Turns, fp4_codes
 from kernels.gpu.tiles import Tiles
 
 _ENTRIES = 64
-_HELD = (4096, 16384)
+HELD = (4096, 16384)
 """Entries of a row that its program holds in registers: the fewer, the quicker."""
 
 
@@ -84,7 +84,7 @@ def _scores(
         tl.store(out + row * out_step + entry, score, there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "out_step"])
 def _scores_rows(
     queries,
     weights,
@@ -200,7 +200,7 @@ def _select_long(scores, visible, selected, TOP: tl.constexpr, BLOCK: tl.constex
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step"])
 def _select(
     scores,
     step,
@@ -348,7 +348,7 @@ def select_entries(
         most_entries: none of the rows sees more.
     """
     top = selected.shape[1]
-    short, long = _HELD
+    short, long = HELD
     _select[(count,)](
         scores,
         scores.stride(0),
@@ -357,7 +357,7 @@ def select_entries(
         ratio,
         top,
         triton.next_power_of_2(top),
-        min(triton.next_power_of_2(most_entries), 2 * long),
+        next((size for size in HELD if size >= most_entries), 2 * long),
         short,
         long,
         num_warps=4 if most_entries <= short else 16,

@@ -236,7 +236,7 @@ def _attention_inputs(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["last"])
 def _entries(
     projected,
     ape,

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from kernels.sampling import SamplingParams, TokenCounts, adjust, sample, top_logprobs, uniform
+from kernels.sampling import (
+    SamplingParams,
+    TokenCounts,
+    adjust,
+    sample,
+    sample_together,
+    top_logprobs,
+    uniform,
+)
+
+CPU = torch.device("cpu")
 
 
 def random_logits(seed: int, size: int = 200) -> torch.Tensor:
@@ -47,7 +57,7 @@ def test_draws_follow_the_distribution() -> None:
 def test_repetition_penalty_equals_transformers() -> None:
     logits = random_logits(2)
     prompt, answer = torch.tensor([3, 5, 5, 8]), [9, 3, 9]
-    counts = TokenCounts(200, prompt)
+    counts = TokenCounts(200, prompt, CPU)
     for token in answer:
         counts.add(token)
     ids = torch.cat((prompt, torch.tensor(answer)))[None]
@@ -57,7 +67,7 @@ def test_repetition_penalty_equals_transformers() -> None:
 
 def test_frequency_and_presence_penalties_count_generated_tokens() -> None:
     logits = torch.zeros(4)
-    counts = TokenCounts(4, torch.tensor([0]))
+    counts = TokenCounts(4, torch.tensor([0]), CPU)
     for token in (1, 1, 1, 2):
         counts.add(token)
     adjusted = adjust(logits, SamplingParams(frequency_penalty=0.5, presence_penalty=0.25), counts)
@@ -93,3 +103,25 @@ def test_randomness_is_a_function_of_seed_and_position(seed: int, position: int)
     assert value == uniform(seed, position)
     assert value != uniform(seed, position + 1)
     assert value != uniform(seed ^ 1, position)
+
+
+@given(
+    rows=st.lists(
+        st.builds(
+            SamplingParams,
+            temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+            top_p=st.sampled_from([0.1, 0.9, 1.0]),
+            top_k=st.sampled_from([0, 1, 5]),
+            min_p=st.sampled_from([0.0, 0.05, 1.0]),
+            seed=st.integers(0, 1 << 62),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    position=st.integers(0, 10000),
+)
+def test_rows_drawn_together_equal_rows_drawn_alone(rows: list[SamplingParams], position: int) -> None:
+    logits = torch.stack([random_logits(number) for number in range(len(rows))]).round(decimals=1)
+    positions = [position + number for number in range(len(rows))]
+    alone = [sample(*row) for row in zip(logits, rows, positions, strict=True)]
+    assert sample_together(logits, rows, positions) == alone

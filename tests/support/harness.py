@@ -11,6 +11,7 @@ from support.models import random_tensors, small_config
 from worker.bank.banks import TokenId
 from worker.engine import Engine, EngineLimits
 from worker.errors import TwinsparkError
+from worker.execute import CpuExecutor
 from worker.model.forward import Model
 from worker.model.weights import assemble
 from worker.schedule.request import Event, Failed, Finished, Progress, Request, RequestId, Token
@@ -40,11 +41,13 @@ class Harness:
         if model is None:
             config = small_config()
             model = Model(config, assemble(config, random_tensors(config, seed).__getitem__))
+        rounding = bool(limits.pop("rounding", True))
         sizes = {"context": 512, "banks": 4, "prefill_chunk": 32, "threads": 1, **limits}
         self.outcomes: dict[str, Outcome] = {}
         self.fatal: list[BaseException] = []
         self._heard = threading.Condition()
-        self.engine = Engine(model, EngineLimits(**sizes), self._hear, self.fatal.append)  # type: ignore[arg-type]
+        self.executor = CpuExecutor(model, sizes["banks"], sizes["context"], rounding=rounding)
+        self.engine = Engine(self.executor, EngineLimits(**sizes), self._hear, self.fatal.append)  # type: ignore[arg-type]
 
     def __enter__(self) -> Harness:
         self.engine.start()

@@ -212,7 +212,7 @@ def test_a_failing_step_fails_every_request_and_says_so_once(monkeypatch: pytest
         def fail(*_: object) -> None:
             raise RuntimeError("injected device error")
 
-        monkeypatch.setattr(harness.engine.model, "forward", fail)
+        monkeypatch.setattr(harness.executor, "decode", fail)
         assert harness.wait("a").error
         assert harness.wait("b").error
     assert [str(error) for error in harness.fatal] == ["injected device error"]

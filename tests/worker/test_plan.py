@@ -91,6 +91,7 @@ from pathlib import Path
 import ray, grpc, torch
 from kernels.sampling import SamplingParams
 from worker.engine import Engine, EngineLimits
+from worker.execute import CpuExecutor
 from worker.model.load import load_model, open_model
 from worker.schedule.request import Finished, Request
 import threading
@@ -101,7 +102,7 @@ def sink(events):
     for event in events:
         if isinstance(event, Finished):
             done.release()
-engine = Engine(load_model(file, config), EngineLimits(context, banks, chunk, threads=2), sink, print)
+engine = Engine(CpuExecutor(load_model(file, config), banks, context), EngineLimits(context, banks, chunk, threads=2), sink, print)
 engine.start()
 for bank in range(banks):
     prompt = [(7 * bank + 13 * i) % config.vocab for i in range(context - 8)]

@@ -17,6 +17,7 @@ from support.models import random_tensors, small_config
 from gateway.proto import engine_pb2 as pb
 from gateway.proto import engine_pb2_grpc
 from worker.engine import Engine, EngineLimits
+from worker.execute import CpuExecutor
 from worker.model.forward import Model
 from worker.model.weights import assemble
 from worker.plan import Item, MemoryPlan
@@ -66,7 +67,9 @@ async def running() -> AsyncIterator[Running]:
     description = pb.ModelDescription(name="small", context_tokens=512, vocabulary_size=config.vocab)
     service = EngineService(Served("engine-0", "1.2.3", description, plan))
     fatal: list[BaseException] = []
-    engine = Engine(model, EngineLimits(512, 2, 32, queue=1, threads=1), service.hear, fatal.append)
+    engine = Engine(
+        CpuExecutor(model, 2, 512), EngineLimits(512, 2, 32, queue=1, threads=1), service.hear, fatal.append
+    )
     service.attach(engine)
     engine.start()
     server, port = await start_server(service, "127.0.0.1", "s3cret")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.gpu.attention import AttentionParts, KeyLists, attend
+from kernels.gpu.attention import MOST_SPLITS, AttentionParts, KeyLists, attend
 from kernels.gpu.experts import experts_down, experts_swiglu
 from kernels.gpu.hyper import HyperState, embed, merge, mixed_input
 from kernels.gpu.indexer import index_queries, score_entries, select_entries
@@ -58,9 +58,7 @@ class StepBuffers:
     vocabulary: Tensor
 
     @classmethod
-    def empty(
-        cls, config: ModelConfig, rows: int, context: int, splits: int, device: torch.device
-    ) -> StepBuffers:
+    def empty(cls, config: ModelConfig, rows: int, context: int, device: torch.device) -> StepBuffers:
         """For banks of ``context`` tokens."""
         c = config
 
@@ -87,7 +85,7 @@ class StepBuffers:
             index_q=floats(c.index_heads * c.index_dim),
             index_queries=halves(2, c.index_heads, c.index_dim // 2),
             scores=floats(-(-context // 4)),
-            parts=AttentionParts.empty(rows, splits, c.heads, c.head_dim, device),
+            parts=AttentionParts.empty(rows, MOST_SPLITS, c.heads, c.head_dim, device),
             heads=Quantized.empty(rows * c.o_groups, c.heads * c.head_dim // c.o_groups, device),
             low=floats(c.o_groups * c.o_rank),
             low_rounded=Quantized.empty(rows, c.o_groups * c.o_rank, device),
@@ -116,7 +114,7 @@ class DecodeForward:
         self.config = config
         self.weights = weights
         self._store = store
-        self._context = context
+        self.context = context
         self._tables = (grid_words(device), sign_words(device))
         self._frequencies = Frequencies(config, device)
         pages = store.geometry.pages_for(context)
@@ -124,18 +122,13 @@ class DecodeForward:
         def ints(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
 
-        self.rows = Rows(
-            ints(MAX_ROWS),
-            ints(MAX_ROWS),
-            ints(MAX_ROWS),
-            ints(MAX_ROWS),
-            ints(store.banks + store.spare, pages),
-        )
+        self.table = ints(4, MAX_ROWS)
+        tokens, positions, banks, firsts = self.table
+        self.rows = Rows(tokens, positions, banks, firsts, ints(store.banks + store.spare, pages))
         self._bases = ints(MAX_ROWS)
         self._selected = ints(MAX_ROWS, config.index_top_k)
         self._lists = [self._key_lists(index) for index in range(config.layers)]
-        splits = max(lists.splits for lists in self._lists)
-        self.buffers = StepBuffers.empty(config, MAX_ROWS, context, splits, device)
+        self.buffers = StepBuffers.empty(config, MAX_ROWS, context, device)
 
     def run(self, count: int) -> Tensor:
         """One step of the first ``count`` rows of :attr:`rows`, padded to their row tile.
@@ -291,7 +284,7 @@ class DecodeForward:
         config, geometry = self.config, self._store.geometry
         ratio = config.compress_ratios[index]
         layer = self._store.layers[index]
-        most = self._context // ratio if ratio else 0
+        most = self.context // ratio if ratio else 0
         selects = geometry.indexed(ratio) and most > config.index_top_k
         return KeyLists(
             bases=self._bases,

@@ -323,7 +323,7 @@ class PrefillForward:
         index_queries(b.index_q, b.index_queries, turns, count)
         weights = projected[:, -config.index_heads :]
         most = span.end // ratio
-        together = b.scores.numel() // most
+        together = max(b.scores.numel() // most // 16 * 16, 1)
         for first in range(0, count, together):
             part = slice(first, min(first + together, count))
             scores = b.scores.view(-1)[: (part.stop - first) * most].view(-1, most)

@@ -35,7 +35,7 @@ def test_select(
     ties: bool,
 ) -> None:
     if device.type == "cpu":
-        monkeypatch.setattr(indexer, "_HELD", (64, 128))
+        monkeypatch.setattr(indexer, "HELD", (64, 128))
     scores = normal(len(visible), entries, seed=1, device=device)
     if ties:
         scores = (scores * 4).round() / 4
