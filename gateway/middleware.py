@@ -74,7 +74,7 @@ class BodyLimit:
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         message = f"the body is larger than {self._limit} bytes; send fewer or shorter messages"
-        await error_response(GatewayError(Fault.TOO_LARGE, message))(scope, receive, send)
+        await error_response(GatewayError(Fault.TOO_LARGE, message), scope)(scope, receive, send)
 
 
 class _TooLargeError(Exception):
