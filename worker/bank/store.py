@@ -19,6 +19,8 @@ from worker.bank.codec import Float32Rows, IndexRows, KeyRows, Planes, RowCodec
 from worker.errors import ModelFileError
 from worker.model.config import ModelConfig
 
+CPU = torch.device("cpu")
+
 UNDO_ROWS = 6
 """Rows of one step that can be taken back: a draft block of five and the row it starts from."""
 
@@ -153,20 +155,37 @@ class KvStore:
         banks: number of banks B.
         pages: number of pages in the pool.
         device: where they are.
+        spare: further banks' rings, after those of the banks, for state that is under way.
     """
 
     def __init__(
-        self, geometry: KvGeometry, banks: int, pages: int, device: torch.device = torch.device("cpu")
+        self,
+        geometry: KvGeometry,
+        banks: int,
+        pages: int,
+        device: torch.device = CPU,
+        spare: int = 0,
     ) -> None:
         self.geometry = geometry
         self.banks = banks
+        self.spare = spare
         self.pages = pages
         self.device = device
         self.layers = [self._layer(ratio) for ratio in geometry.config.compress_ratios]
 
+    def copy_state(self, source: int, target: int) -> None:
+        """Makes the rings and open windows of one bank those of another."""
+        for layer in self.layers:
+            planes = [*layer.ring]
+            for window in (layer.window, layer.index_window):
+                planes += [window.vectors, window.scores] if window is not None else []
+            for plane in planes:
+                rows = plane.shape[0] // (self.banks + self.spare)
+                plane[target * rows : (target + 1) * rows].copy_(plane[source * rows : (source + 1) * rows])
+
     def _layer(self, ratio: int) -> LayerStore:
         geometry, config = self.geometry, self.geometry.config
-        ring = geometry.keys.allocate(self.banks * geometry.ring_rows, self.device)
+        ring = geometry.keys.allocate((self.banks + self.spare) * geometry.ring_rows, self.device)
         if not ratio:
             return LayerStore(ring)
         entries = self.pages * (geometry.page_tokens // ratio)
@@ -180,5 +199,6 @@ class KvStore:
         )
 
     def _window(self, ratio: int, dim: int) -> WindowRing:
-        rows, width = self.banks * self.geometry.window_rows(ratio), self.geometry.overlap(ratio) * dim
+        rows = (self.banks + self.spare) * self.geometry.window_rows(ratio)
+        width = self.geometry.overlap(ratio) * dim
         return WindowRing(*(torch.zeros(rows, width, device=self.device) for _ in range(2)))
