@@ -11,14 +11,14 @@ from google.protobuf.json_format import MessageToDict
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from gateway.api import models, openai_chat
+from gateway.api import anthropic_messages, models, openai_chat
 from gateway.api.errors import error_response, error_shape, validation_error
 from gateway.api.service import Service
 from gateway.errors import Fault, GatewayError
 from gateway.middleware import BodyLimit, RequestIds
 from gateway.router import Router
 
-_APIS = (models, openai_chat)
+_APIS = (models, openai_chat, anthropic_messages)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from gateway.api.anthropic_errors import AnthropicErrors
 from gateway.api.openai_errors import OpenAIErrors
 from gateway.errors import Fault, GatewayError
 
@@ -26,7 +27,10 @@ class ErrorShape(Protocol):
 
 def error_shape(scope: Scope) -> ErrorShape:
     """That of the API whose path was asked for; OpenAI's for paths of none."""
-    return OpenAIErrors(_PROMPTS.get(scope["path"].removeprefix("/v1"), "messages"))
+    path = scope["path"].removeprefix("/v1")
+    if path == "/messages" or path.startswith("/messages/"):
+        return AnthropicErrors(scope["state"]["request_id"])
+    return OpenAIErrors(_PROMPTS.get(path, "messages"))
 
 
 _PROMPTS = {"/completions": "prompt", "/responses": "input"}

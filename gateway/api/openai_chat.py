@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 from starlette.responses import JSONResponse, Response
 
-from gateway.answers import Answer, ContentLogprob, Outcome, Part
+from gateway.answers import Answer, ContentLogprob, Outcome, Part, Whole
 from gateway.api import sse
 from gateway.api.efforts import effort_named, effort_of_model, fitting
 from gateway.api.fields import Body, Text
@@ -22,7 +22,7 @@ from gateway.api.openai_tools import (
     NamedToolChoice,
     ToolDefinition,
     call_piece,
-    check_calls,
+    check_messages,
     offered_tools,
     tool_choice,
     whole_call,
@@ -171,7 +171,7 @@ class ChatCompletionRequest(SamplingFields):
             top_logprobs=self.top_logprobs,
         )
         messages = tuple(one.message() for one in self.messages)
-        check_calls(messages)
+        check_messages(messages)
         tools = offered_tools(self.tools or ())
         return ChatRequest(
             messages,
@@ -262,26 +262,19 @@ class Shape:
         return out
 
     def whole(
-        self,
-        reasoning: str,
-        content: str,
-        calls: Sequence[ToolCall],
-        logprobs: list[ContentLogprob],
-        outcome: Outcome,
-        *,
-        with_logprobs: bool,
+        self, whole: Whole, calls: Sequence[ToolCall], outcome: Outcome, *, with_logprobs: bool
     ) -> dict[str, Any]:
         """The response of a request that does not stream."""
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if reasoning:
-            message["reasoning_content"] = reasoning
+        message: dict[str, Any] = {"role": "assistant", "content": whole.content, "refusal": None}
+        if whole.reasoning:
+            message["reasoning_content"] = whole.reasoning
         if calls:
-            message["content"] = content or None
+            message["content"] = whole.content or None
             message["tool_calls"] = [whole_call(call) for call in calls]
         choice = {
             "index": 0,
             "message": message,
-            "logprobs": self._logprobs(logprobs) if with_logprobs else None,
+            "logprobs": self._logprobs(whole.logprobs) if with_logprobs else None,
             "finish_reason": outcome.finish,
         }
         return self._object("chat.completion", [choice], **_numbers(outcome))
@@ -297,7 +290,7 @@ class Shape:
     def _object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {**self._head, "object": kind, "choices": choices, **more}
 
-    def _logprobs(self, logprobs: tuple[ContentLogprob, ...] | list[ContentLogprob]) -> dict[str, Any]:
+    def _logprobs(self, logprobs: tuple[ContentLogprob, ...]) -> dict[str, Any]:
         def entry(token: int, logprob: float) -> dict[str, Any]:
             raw = self._tokenizer.token_bytes(token)
             return {"token": raw.decode("utf-8", errors="replace"), "logprob": logprob, "bytes": list(raw)}
@@ -349,19 +342,5 @@ async def _events(answer: Answer, shape: Shape, *, include_usage: bool) -> Async
 
 
 async def _whole(answer: Answer, shape: Shape, *, with_logprobs: bool) -> Response:
-    reasoning, content = [], []
-    logprobs: list[ContentLogprob] = []
-    async with aclosing(answer.parts()) as parts:
-        async for part in parts:
-            reasoning.append(part.delta.reasoning)
-            content.append(part.delta.content)
-            logprobs += part.logprobs
-    body = shape.whole(
-        "".join(reasoning),
-        "".join(content),
-        answer.calls,
-        logprobs,
-        answer.outcome,
-        with_logprobs=with_logprobs,
-    )
-    return JSONResponse(body)
+    whole = await answer.whole()
+    return JSONResponse(shape.whole(whole, answer.calls, answer.outcome, with_logprobs=with_logprobs))
