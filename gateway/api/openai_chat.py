@@ -112,9 +112,10 @@ class StreamOptions(Body):
 
 
 class Thinking(Body):
-    """``thinking`` as DeepSeek's own API has it."""
+    """``thinking`` as DeepSeek's own API has it, with a limit as Anthropic's."""
 
     type: Literal["enabled", "disabled"]
+    budget_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
 
 
 class TemplateArguments(Body):
@@ -181,6 +182,7 @@ class ChatCompletionRequest(SamplingFields):
             tools,
             tool_choice(self.tool_choice, tools),
             parallel_tool_calls=self.parallel_tool_calls is not False,
+            thinking_tokens=(isinstance(self.thinking, Thinking) and self.thinking.budget_tokens) or 0,
         )
 
     def _refuse_unserved(self) -> None:
