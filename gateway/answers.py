@@ -22,7 +22,7 @@ from gateway.chat.segments import END_THINK, Segment, template
 from gateway.chat.tokens import ChatTokenizer
 from gateway.errors import Fault, GatewayError
 from gateway.proto import engine_pb2 as pb
-from gateway.router import Router
+from gateway.router import ModelInfo, Router
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,39 @@ class Outcome:
 
     Attributes:
         finish: ``stop``, ``length`` or ``tool_calls``.
+        stop_string: the one that ended it, if one did.
         usage: the engine's numbers.
+        reasoning_tokens: those of the completion's tokens that are thinking.
     """
 
     finish: str = ""
+    stop_string: str = ""
     usage: pb.Usage = field(default_factory=pb.Usage)
     reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All of an answer's text."""
+
+    reasoning: str
+    content: str
+    logprobs: tuple[ContentLogprob, ...]
+
+
+async def prompt_tokens(model: ModelInfo, request: ChatRequest) -> list[int]:
+    """The prompt of a request; a long one is tokenized beside the loop, which serves other streams meanwhile.
+
+    Raises:
+        GatewayError: the model cannot call tools.
+    """
+    tools = _offered(request)
+    if tools and model.tokenizer.dsml is None:
+        raise GatewayError(Fault.INVALID, "tools: this model's vocabulary has no tool calls", param="tools")
+    segments = render(request.messages, request.effort, tools, model.calls.recall)
+    if sum(len(segment.text) for segment in segments) < _LONG_PROMPT:
+        return model.tokenizer.encode(segments)
+    return await asyncio.to_thread(model.tokenizer.encode, segments)
 
 
 class Answer:
@@ -77,25 +104,12 @@ class Answer:
 
     @classmethod
     async def prepare(cls, router: Router, request: ChatRequest, request_id: str) -> Answer:
-        """Renders the prompt and picks an engine; a long prompt is tokenized beside the loop, which serves
-        other streams meanwhile.
+        """Renders the prompt and picks an engine.
 
         Raises:
             GatewayError: no engine serves, or the model cannot call tools.
         """
-        model = router.model
-        tokenizer = model.tokenizer
-        tools = _offered(request)
-        if tools and tokenizer.dsml is None:
-            raise GatewayError(
-                Fault.INVALID, "tools: this model's vocabulary has no tool calls", param="tools"
-            )
-        segments = render(request.messages, request.effort, tools, model.calls.recall)
-        if sum(len(segment.text) for segment in segments) < _LONG_PROMPT:
-            prompt = tokenizer.encode(segments)
-        else:
-            prompt = await asyncio.to_thread(tokenizer.encode, segments)
-        return cls(router, request, request_id, prompt)
+        return cls(router, request, request_id, await prompt_tokens(router.model, request))
 
     def __init__(self, router: Router, request: ChatRequest, request_id: str, prompt: list[int]) -> None:
         model = router.model
@@ -111,7 +125,8 @@ class Answer:
         )
         self._bias = {**request.sampling.logit_bias, **_no_calls(request, self.tokenizer)}
         self._demanded = demanded(request)
-        self._prompt_tokens = len(prompt)
+        self._thinking_tokens = request.thinking_tokens
+        self.prompt_tokens = len(prompt)
         self._context = prompt
         self._parser = AnswerParser(
             self.tokenizer,
@@ -124,6 +139,7 @@ class Answer:
         self._content: list[str] = []
         self._logprobs: deque[pb.TokenLogprobs] = deque()
         self._rounds = 0
+        self._thought_for_it = 0
         self._tokens = 0
         self._started_at = 0.0
         self._first_token_s = 0.0
@@ -137,7 +153,7 @@ class Answer:
         self._started_at = time.monotonic()
         ended = "cancelled"
         try:
-            async with aclosing(self._called() if self._demanded else self._round()) as parts:
+            async with aclosing(self._called() if self._demanded else self._answered()) as parts:
                 async for part in parts:
                     yield part
             self._remember()
@@ -146,8 +162,40 @@ class Answer:
             ended = error.fault.value
             raise
         finally:
-            self.outcome.reasoning_tokens = self._parser.reasoning_tokens
+            self.outcome.stop_string = self._parser.stop_string
+            self.outcome.reasoning_tokens = self._parser.reasoning_tokens - self._thought_for_it
+            if self._rounds > 1:
+                self.outcome.usage.completion_tokens = self._tokens
             self._log(ended)
+
+    async def whole(self) -> Whole:
+        """The answer once it is complete, instead of :meth:`parts`.
+
+        Raises:
+            GatewayError: the engine refused the request, failed, or went away.
+        """
+        reasoning, content = [], []
+        logprobs: list[ContentLogprob] = []
+        async with aclosing(self.parts()) as parts:
+            async for part in parts:
+                reasoning.append(part.delta.reasoning)
+                content.append(part.delta.content)
+                logprobs += part.logprobs
+        return Whole("".join(reasoning), "".join(content), tuple(logprobs))
+
+    async def _answered(self) -> AsyncGenerator[Part]:
+        """The answer; thinking that uses up its tokens is ended for the model, which goes on from there."""
+        closing = _NOTHING
+        if self._parser.thinking and self._thinking_tokens:
+            async with aclosing(self._round(limit=self._thinking_tokens)) as parts:
+                async for part in parts:
+                    yield part
+            if self.outcome.finish:
+                return
+            closing = self._end_thinking()
+        async with aclosing(self._round(closing)) as parts:
+            async for part in parts:
+                yield part
 
     async def _called(self) -> AsyncGenerator[Part]:
         """Thinking, and then a call of a demanded tool, whose beginning is given to the model.
@@ -155,12 +203,12 @@ class Answer:
         Each step goes on where the engine holds the one before.
         """
         if self._parser.thinking:
-            async with aclosing(self._round(thinking=True)) as parts:
+            async with aclosing(self._round(thinking=True, limit=self._thinking_tokens)) as parts:
                 async for part in parts:
                     yield part
             if self.outcome.finish == "length":
                 return
-            if delta := self._write([template(END_THINK)]):
+            if delta := self._end_thinking():
                 yield self._part(delta)
         name = self._demanded[0]
         if len(self._demanded) > 1:
@@ -174,16 +222,20 @@ class Answer:
             async for part in parts:
                 yield part
 
-    async def _round(self, written: Delta = _NOTHING, *, thinking: bool = False) -> AsyncGenerator[Part]:
+    async def _round(
+        self, written: Delta = _NOTHING, *, thinking: bool = False, limit: int = 0
+    ) -> AsyncGenerator[Part]:
         """What the engine generates from the context on, up to the end of the answer or of its thinking.
 
         Args:
             written: what was written in the model's place; it goes out once the engine has taken the request.
             thinking: end where the thinking does.
+            limit: end after that many tokens; the answer is then not finished.
         """
         finish = ""
-        complete = False
-        async with aclosing(self._replies(thinking=thinking)) as replies:
+        complete = self._parser.complete
+        up_to = self._tokens + limit
+        async with aclosing(self._replies(thinking=thinking, max_tokens=limit)) as replies:
             async for reply in replies:
                 if reply.HasField("prefill"):
                     yield Part(progress=reply.prefill)
@@ -203,6 +255,9 @@ class Answer:
                 complete = self._parser.complete
         if not finish:
             raise GatewayError(Fault.INTERNAL, "the engine ended the answer without a reason")
+        if limit and finish == "length" and up_to == self._tokens != self._sampling.max_tokens:
+            self.outcome.finish = ""
+            return
         if not self._parser.stopped and not (thinking and finish == "stop"):
             yield self._part(self._parser.finish(cut=finish == "length"))
         self.outcome.finish = "tool_calls" if finish == "stop" and self._parser.calls else finish
@@ -229,7 +284,8 @@ class Answer:
         if sampling.max_tokens and left <= 0:
             yield pb.GenerateReply(finish_reason=pb.FINISH_REASON_LENGTH)
             return
-        request = self._message([*self._context, *more], max_tokens or max(left, 0), thinking=thinking)
+        limits = [one for one in (max_tokens, left) if one > 0]
+        request = self._message([*self._context, *more], min(limits, default=0), thinking=thinking)
         self._rounds += 1
         try:
             async with aclosing(self._engine.generate(request)) as replies:
@@ -269,6 +325,14 @@ class Answer:
                 top_logprobs=sampling.top_logprobs,
             ),
         )
+
+    def _end_thinking(self) -> Delta:
+        """Ends the thinking in the model's place, where it has not done so."""
+        if not self._parser.thinking:
+            return _NOTHING
+        delta = self._write([template(END_THINK)])
+        self._thought_for_it += 1
+        return delta
 
     def _write(self, segments: Sequence[Segment]) -> Delta:
         """Writes in the model's place."""
@@ -323,7 +387,7 @@ class Answer:
     def _cut(self) -> str:
         """Ends the answer before the engine has sent its last numbers; returns the reason."""
         usage = self.outcome.usage
-        usage.prompt_tokens = self._prompt_tokens
+        usage.prompt_tokens = self.prompt_tokens
         usage.completion_tokens = self._tokens
         usage.ttft_s = self._first_token_s
         if self._tokens > 1:
@@ -338,7 +402,7 @@ class Answer:
             "prefill_tps=%.1f decode_tps=%.1f admission=%s",
             self._request_id,
             ended,
-            self._prompt_tokens,
+            self.prompt_tokens,
             usage.cached_tokens,
             self._tokens,
             usage.ttft_s,

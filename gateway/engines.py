@@ -107,7 +107,7 @@ def gateway_error(error: grpc.aio.AioRpcError) -> GatewayError:
         numbers = {}
         with suppress(KeyError, ValueError):
             numbers = {"n_prompt_tokens": int(metadata["n-prompt-tokens"]), "n_ctx": int(metadata["n-ctx"])}
-        return GatewayError(Fault.CONTEXT_LENGTH, message, param="messages", numbers=numbers)
+        return GatewayError(Fault.CONTEXT_LENGTH, message, numbers=numbers)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         retry_after_s = 1.0
         with suppress(KeyError, ValueError):

@@ -23,6 +23,7 @@ class GatewayError(Exception):
     Attributes:
         message: for the client, with what to do.
         param: the field's path in the request's body, where one is to blame.
+        code: a finer code than the fault's own, for APIs that have codes.
         retry_after_s: when it is worth trying again.
         numbers: further fields for the client, e.g. prompt and context sizes.
     """
@@ -33,6 +34,7 @@ class GatewayError(Exception):
         message: str,
         *,
         param: str | None = None,
+        code: str | None = None,
         retry_after_s: float | None = None,
         numbers: dict[str, int] | None = None,
     ) -> None:
@@ -40,5 +42,6 @@ class GatewayError(Exception):
         self.fault = fault
         self.message = message
         self.param = param
+        self.code = code
         self.retry_after_s = retry_after_s
         self.numbers = numbers or {}

@@ -11,7 +11,8 @@ from gateway.errors import Fault, GatewayError
 
 
 class RequestIds:
-    """Gives every request an id, the client's own if it sends one, and says it in the response."""
+    """Gives every request an id, the client's own if it sends one, and says it in the response,
+    under OpenAI's name and Anthropic's."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -27,7 +28,8 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                said = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id")]
+                message["headers"] = [*message["headers"], *said]
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -74,7 +76,7 @@ class BodyLimit:
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         message = f"the body is larger than {self._limit} bytes; send fewer or shorter messages"
-        await error_response(GatewayError(Fault.TOO_LARGE, message))(scope, receive, send)
+        await error_response(GatewayError(Fault.TOO_LARGE, message), scope)(scope, receive, send)
 
 
 class _TooLargeError(Exception):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
+from typing import Protocol
 
 from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.errors import error_event
 from gateway.errors import GatewayError
 
 _HEADERS = {
@@ -18,6 +18,16 @@ _HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
+
+
+class Voice(Protocol):
+    """How an API's stream speaks beside its events."""
+
+    def keepalive(self) -> bytes:
+        """What is sent after a silence."""
+
+    def failed(self, error: GatewayError) -> bytes:
+        """What ends a stream whose headers are out already."""
 
 
 async def until_gone(request: Request, work: Awaitable[Response]) -> Response:
@@ -47,15 +57,16 @@ class EventStream(Response):
     status.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes], first: bytes, keepalive_s: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], first: bytes, voice: Voice, keepalive_s: float) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._first = first
+        self._voice = voice
         self._keepalive_s = keepalive_s
 
     @classmethod
-    async def begin(cls, events: AsyncGenerator[bytes], keepalive_s: float) -> EventStream:
+    async def begin(cls, events: AsyncGenerator[bytes], voice: Voice, keepalive_s: float) -> EventStream:
         """Starts the source, waiting no longer for its first event than for any other."""
         pending = asyncio.ensure_future(anext(events))
         try:
@@ -65,8 +76,8 @@ class EventStream(Response):
             await asyncio.gather(pending, return_exceptions=True)
             raise
         if pending.done():
-            return cls(events, pending.result(), keepalive_s)
-        return cls(_resumed(pending, events), b": waiting\n\n", keepalive_s)
+            return cls(events, pending.result(), voice, keepalive_s)
+        return cls(_resumed(pending, events), voice.keepalive(), voice, keepalive_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -87,11 +98,12 @@ class EventStream(Response):
 
         try:
             await push(self._first)
-            async with aclosing(_with_keepalive(self._events, self._keepalive_s)) as events:
+            kept_alive = _with_keepalive(self._events, self._voice, self._keepalive_s)
+            async with aclosing(kept_alive) as events:
                 async for event in events:
                     await push(event)
         except GatewayError as error:
-            await push(error_event(error))
+            await push(self._voice.failed(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -107,15 +119,17 @@ async def _resumed(pending: asyncio.Future[bytes], events: AsyncGenerator[bytes]
         await events.aclose()
 
 
-async def _with_keepalive(events: AsyncGenerator[bytes], keepalive_s: float) -> AsyncGenerator[bytes]:
-    """The events, and a comment after every silence of ``keepalive_s``."""
+async def _with_keepalive(
+    events: AsyncGenerator[bytes], voice: Voice, keepalive_s: float
+) -> AsyncGenerator[bytes]:
+    """The events, and a sign of life after every silence of ``keepalive_s``."""
     pending: asyncio.Future[bytes] | None = None
     try:
         while True:
             pending = pending or asyncio.ensure_future(anext(events))
             await asyncio.wait((pending,), timeout=keepalive_s)
             if not pending.done():
-                yield b": waiting\n\n"
+                yield voice.keepalive()
                 continue
             done, pending = pending, None
             try:

@@ -1,46 +1,48 @@
-"""Errors in OpenAI's shape."""
+"""Errors as the client's API has them; the request's path says which API that is."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi.exceptions import RequestValidationError
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
+from gateway.api.anthropic_errors import AnthropicErrors
+from gateway.api.openai_errors import OpenAIErrors
 from gateway.errors import Fault, GatewayError
 
-_STATUS = {
-    Fault.INVALID: (400, "invalid_request_error", None),
-    Fault.CONTEXT_LENGTH: (400, "invalid_request_error", "context_length_exceeded"),
-    Fault.NOT_FOUND: (404, "invalid_request_error", "not_found"),
-    Fault.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
-    Fault.BUSY: (429, "rate_limit_error", "busy"),
-    Fault.UNAVAILABLE: (503, "service_unavailable_error", "unavailable"),
-    Fault.INTERNAL: (500, "server_error", "internal_error"),
-}
+
+class ErrorShape(Protocol):
+    """How an API words its errors."""
+
+    def status(self, fault: Fault) -> int:
+        """The HTTP status."""
+
+    def body(self, error: GatewayError) -> dict[str, Any]:
+        """The response's body."""
 
 
-def error_body(error: GatewayError) -> dict[str, Any]:
-    """``{"error": {...}}``."""
-    _, kind, code = _STATUS[error.fault]
-    body = {"message": error.message, "type": kind, "param": error.param, "code": code, **error.numbers}
-    return {"error": body}
+def error_shape(scope: Scope) -> ErrorShape:
+    """That of the API whose path was asked for; OpenAI's for paths of none."""
+    path = scope["path"].removeprefix("/v1")
+    if path == "/messages" or path.startswith("/messages/"):
+        return AnthropicErrors(scope["state"]["request_id"])
+    return OpenAIErrors(_PROMPTS.get(path, "messages"))
 
 
-def error_response(error: GatewayError) -> JSONResponse:
+_PROMPTS = {"/completions": "prompt", "/responses": "input"}
+
+
+def error_response(error: GatewayError, scope: Scope) -> JSONResponse:
     """The response that refuses a request."""
+    shape = error_shape(scope)
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    return JSONResponse(error_body(error), _STATUS[error.fault][0], headers)
-
-
-def error_event(error: GatewayError) -> bytes:
-    """The event that ends a stream whose headers are out already."""
-    return b"event: error\ndata: " + json.dumps(error_body(error), ensure_ascii=False).encode() + b"\n\n"
+    return JSONResponse(shape.body(error), shape.status(error.fault), headers)
 
 
 def validation_error(error: RequestValidationError) -> GatewayError:

@@ -1,27 +1,38 @@
-"""OpenAI's chat completions: its request's schema, and its answers and stream chunks."""
+"""OpenAI's chat completions: its route, its request's schema, its answers and stream chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
+from fastapi import APIRouter, Request
 from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
+from starlette.responses import JSONResponse, Response
 
-from gateway.answers import ContentLogprob, Outcome, Part
-from gateway.api.fields import Body, Number, Text
+from gateway.answers import Answer, ContentLogprob, Outcome, Part, Whole
+from gateway.api import sse
+from gateway.api.efforts import effort_named, effort_of_model, fitting
+from gateway.api.fields import Body, Text
+from gateway.api.openai_errors import OpenAIErrors
 from gateway.api.openai_tools import (
     MessageToolCall,
     NamedToolChoice,
     ToolDefinition,
     call_piece,
-    check_calls,
+    check_messages,
     offered_tools,
     tool_choice,
     whole_call,
 )
-from gateway.chat.conversation import ChatRequest, Effort, Message, Role, Sampling, ToolCall
+from gateway.api.sampling import SamplingFields, stop_strings
+from gateway.api.service import Service
+from gateway.chat.conversation import ChatRequest, Effort, Message, Role, ToolCall
 from gateway.chat.tokens import ChatTokenizer
 from gateway.errors import Fault, GatewayError
+from gateway.stream import EventStream, until_gone
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -30,18 +41,25 @@ _ROLES = {
     "assistant": Role.ASSISTANT,
     "tool": Role.TOOL,
 }
-_EFFORTS = {
-    "none": Effort.NONE,
-    "minimal": Effort.HIGH,
-    "low": Effort.HIGH,
-    "medium": Effort.HIGH,
-    "high": Effort.HIGH,
-    "xhigh": Effort.HIGH,
-    "max": Effort.MAX,
-}
-_EFFORT_OF_MODEL = {"deepseek-chat": Effort.NONE, "deepseek-reasoner": Effort.HIGH}
-_MAX_EFFORT_CONTEXT = 393216
-"""Think Max is meant for contexts from here on; in shorter ones it is served as high."""
+
+
+def routes(service: Service) -> APIRouter:
+    """``POST /chat/completions``."""
+    api = APIRouter()
+
+    @api.post("/chat/completions")
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        model = service.router.model
+        wanted = body.chat_request(len(model.tokenizer), model.context_tokens)
+        answer = await Answer.prepare(service.router, wanted, request.state.request_id)
+        shape = Shape(body.model or model.name, answer.tokenizer)
+        if body.stream:
+            include_usage = bool(body.stream_options and body.stream_options.include_usage)
+            events = _events(answer, shape, include_usage=include_usage)
+            return await until_gone(request, EventStream.begin(events, shape, service.keepalive_s))
+        return await until_gone(request, _whole(answer, shape, with_logprobs=bool(body.logprobs)))
+
+    return api
 
 
 class TextPart(Body):
@@ -94,9 +112,10 @@ class StreamOptions(Body):
 
 
 class Thinking(Body):
-    """``thinking`` as DeepSeek's own API has it."""
+    """``thinking`` as DeepSeek's own API has it, with a limit as Anthropic's."""
 
     type: Literal["enabled", "disabled"]
+    budget_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
 
 
 class TemplateArguments(Body):
@@ -112,7 +131,7 @@ class ResponseFormat(Body):
     type: StrictStr
 
 
-class ChatCompletionRequest(Body):
+class ChatCompletionRequest(SamplingFields):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -121,15 +140,6 @@ class ChatCompletionRequest(Body):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[StrictInt, Field(ge=-1)] | None = None
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
-    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
-    seed: StrictInt | None = None
     stop: Text | list[Text] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
@@ -155,36 +165,24 @@ class ChatCompletionRequest(Body):
             GatewayError: something is asked for that is not served; it is never silently left out.
         """
         self._refuse_unserved()
-        given = {
-            "max_tokens": self.max_completion_tokens or self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": None if self.top_k is None else max(self.top_k, 0),
-            "min_p": self.min_p,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "repetition_penalty": self.repetition_penalty,
-            "logit_bias": self._logit_bias(vocabulary_size),
-            "seed": self.seed,
-            "logprobs": self.logprobs,
-            "top_logprobs": self.top_logprobs,
-        }
-        sampling = Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        effort = self._effort()
-        if effort is Effort.MAX and context_tokens < _MAX_EFFORT_CONTEXT:
-            effort = Effort.HIGH
+        sampling = self.sampling(
+            vocabulary_size,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs,
+        )
         messages = tuple(one.message() for one in self.messages)
-        check_calls(messages)
+        check_messages(messages)
         tools = offered_tools(self.tools or ())
         return ChatRequest(
             messages,
-            effort,
+            fitting(self._effort(), context_tokens),
             sampling,
-            stops,
+            stop_strings(self.stop),
             tools,
             tool_choice(self.tool_choice, tools),
             parallel_tool_calls=self.parallel_tool_calls is not False,
+            thinking_tokens=(isinstance(self.thinking, Thinking) and self.thinking.budget_tokens) or 0,
         )
 
     def _refuse_unserved(self) -> None:
@@ -210,20 +208,6 @@ class ChatCompletionRequest(Body):
         if self.top_logprobs and not self.logprobs:
             raise GatewayError(Fault.INVALID, "top_logprobs: needs logprobs to be true", param="top_logprobs")
 
-    def _logit_bias(self, vocabulary_size: int) -> dict[int, float] | None:
-        if self.logit_bias is None:
-            return None
-        bias = {}
-        for token, value in self.logit_bias.items():
-            if not token.isascii() or not token.isdigit() or int(token) >= vocabulary_size:
-                raise GatewayError(
-                    Fault.INVALID,
-                    f"logit_bias: {token!r} is no token id below {vocabulary_size}",
-                    param="logit_bias",
-                )
-            bias[int(token)] = value
-        return bias
-
     def _effort(self) -> Effort:
         """Thinking is on unless switched off; the most specific field decides."""
         arguments = self.chat_template_kwargs
@@ -235,25 +219,27 @@ class ChatCompletionRequest(Body):
         )
         on = next((switch for switch in switches if switch is not None), None)
         if self.reasoning_effort is not None:
-            if self.reasoning_effort not in _EFFORTS:
-                allowed = ", ".join(_EFFORTS)
-                raise GatewayError(
-                    Fault.INVALID,
-                    f"reasoning_effort: {self.reasoning_effort!r} is none of {allowed}",
-                    param="reasoning_effort",
-                )
-            return Effort.NONE if on is False else _EFFORTS[self.reasoning_effort]
+            effort = effort_named(self.reasoning_effort, "reasoning_effort")
+            return Effort.NONE if on is False else effort
         if on is not None:
             return Effort.HIGH if on else Effort.NONE
-        return _EFFORT_OF_MODEL.get(self.model, Effort.HIGH)
+        return effort_of_model(self.model) or Effort.HIGH
 
 
 class Shape:
     """Builds one response, streamed or whole; the id and time are the same throughout."""
 
-    def __init__(self, response_id: str, created: int, model: str, tokenizer: ChatTokenizer) -> None:
-        self._head = {"id": response_id, "created": created, "model": model}
+    def __init__(self, model: str, tokenizer: ChatTokenizer) -> None:
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._tokenizer = tokenizer
+
+    def keepalive(self) -> bytes:
+        """Said after a silence."""
+        return sse.comment("waiting")
+
+    def failed(self, error: GatewayError) -> bytes:
+        """Ends a stream."""
+        return OpenAIErrors("messages").event(error)
 
     def first_chunk(self) -> dict[str, Any]:
         """Says who speaks."""
@@ -278,26 +264,19 @@ class Shape:
         return out
 
     def whole(
-        self,
-        reasoning: str,
-        content: str,
-        calls: Sequence[ToolCall],
-        logprobs: list[ContentLogprob],
-        outcome: Outcome,
-        *,
-        with_logprobs: bool,
+        self, whole: Whole, calls: Sequence[ToolCall], outcome: Outcome, *, with_logprobs: bool
     ) -> dict[str, Any]:
         """The response of a request that does not stream."""
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if reasoning:
-            message["reasoning_content"] = reasoning
+        message: dict[str, Any] = {"role": "assistant", "content": whole.content, "refusal": None}
+        if whole.reasoning:
+            message["reasoning_content"] = whole.reasoning
         if calls:
-            message["content"] = content or None
+            message["content"] = whole.content or None
             message["tool_calls"] = [whole_call(call) for call in calls]
         choice = {
             "index": 0,
             "message": message,
-            "logprobs": self._logprobs(logprobs) if with_logprobs else None,
+            "logprobs": self._logprobs(whole.logprobs) if with_logprobs else None,
             "finish_reason": outcome.finish,
         }
         return self._object("chat.completion", [choice], **_numbers(outcome))
@@ -313,7 +292,7 @@ class Shape:
     def _object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {**self._head, "object": kind, "choices": choices, **more}
 
-    def _logprobs(self, logprobs: tuple[ContentLogprob, ...] | list[ContentLogprob]) -> dict[str, Any]:
+    def _logprobs(self, logprobs: tuple[ContentLogprob, ...]) -> dict[str, Any]:
         def entry(token: int, logprob: float) -> dict[str, Any]:
             raw = self._tokenizer.token_bytes(token)
             return {"token": raw.decode("utf-8", errors="replace"), "logprob": logprob, "bytes": list(raw)}
@@ -347,12 +326,23 @@ def _numbers(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def model_object(name: str, created: int, context_tokens: int) -> dict[str, Any]:
-    """One entry of ``GET /v1/models``."""
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "twinspark",
-        "context_length": context_tokens,
-    }
+async def _events(answer: Answer, shape: Shape, *, include_usage: bool) -> AsyncGenerator[bytes]:
+    """The stream's events; the first comes once the engine has taken the request."""
+    spoken = False
+    async with aclosing(answer.parts()) as parts:
+        async for part in parts:
+            if part.progress is not None:
+                yield sse.progress_comment(part.progress)
+            if not spoken and (part.delta or part.logprobs or part.progress is None):
+                spoken = True
+                yield sse.event(shape.first_chunk())
+            for chunk in shape.chunks(part):
+                yield sse.event(chunk)
+    for chunk in shape.last_chunks(answer.outcome, include_usage=include_usage):
+        yield sse.event(chunk)
+    yield sse.DONE
+
+
+async def _whole(answer: Answer, shape: Shape, *, with_logprobs: bool) -> Response:
+    whole = await answer.whole()
+    return JSONResponse(shape.whole(whole, answer.calls, answer.outcome, with_logprobs=with_logprobs))

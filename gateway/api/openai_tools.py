@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool, StrictStr
 
 from gateway.api.fields import Body, FunctionName, Text
+from gateway.api.tool_rules import Words, check_calls, check_names, must_call, must_call_named
 from gateway.chat.answer import CallDelta
 from gateway.chat.conversation import Message, Role, Tool, ToolCall, ToolChoice
-from gateway.errors import Fault, GatewayError
 
 
 class FunctionDefinition(Body):
@@ -69,11 +69,7 @@ def offered_tools(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
         GatewayError: two of one name.
     """
     tools = tuple(one.tool() for one in definitions)
-    names = [tool.name for tool in tools]
-    for at, name in enumerate(names):
-        if name in names[:at]:
-            param = f"tools[{at}].function.name"
-            raise GatewayError(Fault.INVALID, f"{param}: {name!r} is offered twice", param=param)
+    check_names(tools, [f"tools[{at}].function.name" for at in range(len(tools))])
     return tools
 
 
@@ -84,40 +80,23 @@ def tool_choice(choice: str | NamedToolChoice | None, tools: Sequence[Tool]) -> 
         GatewayError: it demands a tool that is not offered.
     """
     if isinstance(choice, NamedToolChoice):
-        name = choice.function.name
-        if all(tool.name != name for tool in tools):
-            param = "tool_choice.function.name"
-            raise GatewayError(Fault.INVALID, f"{param}: {name!r} is none of the tools", param=param)
-        return ToolChoice("named", name)
+        return must_call_named(choice.function.name, tools, "tool_choice.function.name")
     if choice == "required":
-        if not tools:
-            raise GatewayError(Fault.INVALID, "tool_choice: needs tools to choose from", param="tool_choice")
-        return ToolChoice("required")
+        return must_call(tools)
     return ToolChoice("none" if choice == "none" else "auto")
 
 
-def check_calls(messages: Sequence[Message]) -> None:
-    """Every result belongs to a call before it, and a last message's calls have results.
+def check_messages(messages: Sequence[Message]) -> None:
+    """Calls and results belong together.
 
     Raises:
         GatewayError: naming the field.
     """
-    known: set[str] = set()
-    for at, message in enumerate(messages):
-        known |= {call.id for call in message.tool_calls}
-        if message.role is Role.TOOL and message.tool_call_id not in known:
-            param = f"messages[{at}].tool_call_id"
-            raise GatewayError(
-                Fault.INVALID,
-                f"{param}: no message before it has a call {message.tool_call_id!r}; "
-                "send the assistant's message with its tool_calls too",
-                param=param,
-            )
-    if messages[-1].tool_calls:
-        param = f"messages[{len(messages) - 1}].tool_calls"
-        raise GatewayError(
-            Fault.INVALID, f"{param}: the calls need results, messages of role tool, after them", param=param
-        )
+    paths = [
+        f"messages[{at}].{'tool_call_id' if one.role is Role.TOOL else 'tool_calls'}"
+        for at, one in enumerate(messages)
+    ]
+    check_calls(messages, paths, Words("message with its tool_calls", "messages of role tool"))
 
 
 def call_piece(piece: CallDelta) -> dict[str, Any]:

@@ -75,6 +75,11 @@ class AnswerParser:
         return self._stops.matched is not None
 
     @property
+    def stop_string(self) -> str:
+        """The stop string that has ended the answer; empty if none has."""
+        return self._stops.matched or ""
+
+    @property
     def complete(self) -> bool:
         """Whether the calls, and with them the answer, are complete; :attr:`said` goes up to there."""
         return self._calls is not None and self._calls.complete

@@ -85,7 +85,9 @@ class Sampling:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One request for a next assistant message."""
+    """One request for a next assistant message; its thinking may have at most ``thinking_tokens``, 0: any
+    number.
+    """
 
     messages: tuple[Message, ...]
     effort: Effort = Effort.HIGH
@@ -94,3 +96,4 @@ class ChatRequest:
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
+    thinking_tokens: int = 0

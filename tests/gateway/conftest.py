@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+import anthropic
 import grpc
 import httpx
 import openai
@@ -170,6 +171,7 @@ class Gateway:
     router: Router
     port: int
     openai: openai.AsyncOpenAI
+    anthropic: anthropic.AsyncAnthropic
     http: httpx.AsyncClient
 
     def chat(self, **fields: object) -> Awaitable[object]:
@@ -230,10 +232,11 @@ async def serve(start_engine: StartEngine) -> AsyncIterator[Serve]:
             port = listening.getsockname()[1]
             url = f"http://127.0.0.1:{port}"
             client = openai.AsyncOpenAI(api_key="x", base_url=f"{url}/v1", max_retries=0, timeout=PATIENCE_S)
+            other = anthropic.AsyncAnthropic(api_key="x", base_url=url, max_retries=0, timeout=PATIENCE_S)
             http = httpx.AsyncClient(base_url=url, timeout=PATIENCE_S)
-            stack.push_async_callback(client.close)
-            stack.push_async_callback(http.aclose)
-            return Gateway(backend.engine, backend, router, port, client, http)
+            for one in (client.close, other.close, http.aclose):
+                stack.push_async_callback(one)
+            return Gateway(backend.engine, backend, router, port, client, other, http)
 
         yield start
 
