@@ -12,6 +12,7 @@ from worker.model.config import ModelConfig
 
 _MATRIX_RATE, _OTHER_RATE = 0.01, 2e-3
 _CLIP = 1.0
+_ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Optimizers:
@@ -34,6 +35,23 @@ class Optimizers:
         self.adam.param_groups[0]["lr"] = _OTHER_RATE * rate
         self.adam.step()
         return norm
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that :meth:`restore` needs to go on as if never interrupted."""
+        found = {f"muon/{rows}x{columns}": each for (rows, columns), each in self.muon.velocity.items()}
+        for name, master in self.others.items():
+            for key, value in self.adam.state.get(master, {}).items():
+                found[f"adam/{key}/{name}"] = value
+        return found
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Goes back to a saved state."""
+        for (rows, columns), each in self.muon.velocity.items():
+            each.copy_(state[f"muon/{rows}x{columns}"])
+        for name, master in self.others.items():
+            self.adam.state[master] = {
+                key: state[f"adam/{key}/{name}"].to(master.device) for key in _ADAM_STATE
+            }
 
 
 def _is_matrix(name: str) -> bool:

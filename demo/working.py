@@ -20,6 +20,11 @@ _QUANTIZED_CHUNK = 1 << 16
 """Super-blocks quantized at once, which bounds the codebook search's memory to 2 GiB."""
 
 
+def is_large(name: str) -> bool:
+    """Whether a parameter is a large matrix, whose products are in the working type."""
+    return name.endswith(("proj.weight", "gate_up_proj", "down_proj", "lm_head.weight"))
+
+
 class Working:
     """Masters by transformers' names, and the tensors that the forward pass takes.
 
@@ -40,8 +45,7 @@ class Working:
         self.masters, self.buffers = dict(masters), dict(buffers)
         self.leaves: dict[str, Tensor] = {}
         for name, master in self.masters.items():
-            is_large = name.endswith(("proj.weight", "gate_up_proj", "down_proj", "lm_head.weight"))
-            leaf = master.detach().to(dtype, copy=True).requires_grad_() if is_large else master
+            leaf = master.detach().to(dtype, copy=True).requires_grad_() if is_large(name) else master
             self.leaves[name] = leaf
         self.by_format: dict[str, list[Source]] = defaultdict(list)
         for source, name in formats:
