@@ -29,19 +29,23 @@ class Progress:
 
 
 def save(folder: Path, weights: dict[str, Tensor], progress: Progress) -> None:
-    """Writes shards of at most 14 MiB and the progress, the latter last."""
+    """Writes the weights narrowed, and the progress."""
+    write(folder, {name: _kept(tensor) for name, tensor in weights.items()}, progress)
+
+
+def write(folder: Path, tensors: dict[str, Tensor], progress: Progress) -> None:
+    """Writes shards of at most 14 MiB of the tensors as they are, and the progress, the latter last."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("weights-*.safetensors"):
         old.unlink()
     shard: dict[str, Tensor] = {}
     size = number = 0
-    for name, tensor in weights.items():
-        kept = _kept(tensor)
-        if shard and size + kept.nbytes > _SHARD_BYTES:
+    for name, tensor in tensors.items():
+        if shard and size + tensor.nbytes > _SHARD_BYTES:
             save_file(shard, folder / f"weights-{number:02}.safetensors")
             shard, size, number = {}, 0, number + 1
-        shard[name] = kept
-        size += kept.nbytes
+        shard[name] = tensor.detach().cpu().contiguous()
+        size += tensor.nbytes
     save_file(shard, folder / f"weights-{number:02}.safetensors")
     (folder / _STATE).write_text(json.dumps(asdict(progress)))
 
@@ -57,13 +61,19 @@ def load(folder: Path, network: DeepseekV4ForCausalLM) -> Progress:
     Raises:
         RuntimeError: the shards do not hold exactly the network's tensors.
     """
-    weights: dict[str, Tensor] = {}
-    for shard in sorted(folder.glob("weights-*.safetensors")):
-        weights |= load_file(shard)
+    weights, progress = read(folder)
     network.load_state_dict(
         {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
     )
-    return Progress(**json.loads((folder / _STATE).read_text()))
+    return progress
+
+
+def read(folder: Path) -> tuple[dict[str, Tensor], Progress]:
+    """What :func:`write` wrote."""
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(folder.glob("weights-*.safetensors")):
+        tensors |= load_file(shard)
+    return tensors, Progress(**json.loads((folder / _STATE).read_text()))
 
 
 def _kept(tensor: Tensor) -> Tensor:

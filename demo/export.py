@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from demo import checkpoint
 from demo.architecture import DEMO_MODEL, new_model
-from demo.names import sources
+from demo.names import Source
 from demo.quantize.formats import QUANTIZERS
-from demo.recipe import format_of
+from demo.recipe import shipped
 from demo.vocabulary import FIRST, LAST
 from demo.vocabulary import load as load_tokenizer
 from worker.gguf.metadata import add_metadata
@@ -43,8 +44,12 @@ def export(weights: dict[str, Tensor], config: ModelConfig, vocabulary: Vocabula
         raise ValueError(f"the vocabulary has {len(vocabulary.tokens)} tokens, the model {config.vocab}")
     writer = GGUFWriter(path, ARCHITECTURE)
     add_metadata(writer, config, LlamaFileType.MOSTLY_IQ2_XXS, vocabulary)
-    for source in sources(config):
-        name = format_of(source.spec)
+    write(writer, weights, shipped(config))
+
+
+def write(writer: GGUFWriter, weights: Mapping[str, Tensor], formats: list[tuple[Source, str]]) -> None:
+    """Packs the tensors and writes the file, whose metadata the writer has."""
+    for source, name in formats:
         data = _data(source.of(weights), name)
         writer.add_tensor(source.spec.name, data, raw_dtype=GGMLQuantizationType[name])
     writer.write_header_to_file()

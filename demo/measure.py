@@ -30,7 +30,7 @@ def main() -> None:
         _measure(trainer, settings, in_detail=number in (0, len(_PHASES) - 1))
     print(f"refresh: {_seconds(partial(trainer.working.refresh, False), 10) * 1e3:.1f} ms")
     print(f"refresh, quantized: {_seconds(partial(trainer.working.refresh, True), 10) * 1e3:.1f} ms")
-    print(f"muon: {_seconds(partial(trainer.muon.step, 0.0), 10) * 1e3:.1f} ms")
+    print(f"muon: {_seconds(partial(trainer.optimizers.muon.step, 0.0), 10) * 1e3:.1f} ms")
 
 
 def _measure(trainer: Trainer, settings: Phase, in_detail: bool) -> None:

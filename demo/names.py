@@ -80,12 +80,14 @@ class Source:
 
 def sources(config: ModelConfig) -> list[Source]:
     """Every tensor of the file, in its order."""
-    return [_source(spec) for spec in expected_tensors(config)]
+    return [
+        Source(spec, _GLOBAL[spec.name]) if spec.name in _GLOBAL else layer_source(spec)
+        for spec in expected_tensors(config)
+    ]
 
 
-def _source(spec: TensorSpec) -> Source:
-    if spec.name in _GLOBAL:
-        return Source(spec, _GLOBAL[spec.name])
+def layer_source(spec: TensorSpec) -> Source:
+    """Of a layer's tensor, named ``<kind>.<layer>.<what>``."""
     _, layer, suffix = spec.name.split(".", 2)
     half = {"ffn_gate_exps.weight": 0, "ffn_up_exps.weight": 1}.get(suffix)
     return Source(spec, f"model.layers.{layer}.{_LAYER[suffix]}", half)

@@ -48,9 +48,17 @@ class Result:
     """One scalar a ratio-4 layer: which part of the attention on entries falls on the selected ones."""
     loads: dict[int, Tensor] = field(default_factory=dict)
     """By layer with a routing bias: float32 ``[E]``, each expert's share of the assignments."""
+    taps: list[Tensor] = field(default_factory=list)
+    """float32 ``[N, D]`` a tapped layer: the mean of the streams it leaves."""
 
 
-def run(weights: Mapping[str, Tensor], config: ModelConfig, batch: Batch, mode: Mode) -> Result:
+def run(
+    weights: Mapping[str, Tensor],
+    config: ModelConfig,
+    batch: Batch,
+    mode: Mode,
+    tapped: tuple[int, ...] = (),
+) -> Result:
     """The network up to the output norm.
 
     Args:
@@ -58,6 +66,7 @@ def run(weights: Mapping[str, Tensor], config: ModelConfig, batch: Batch, mode: 
         config: the model's sizes and constants.
         batch: its rows are multiples of 128.
         mode: precision, selection and roundings.
+        tapped: layers whose streams a drafter reads.
     """
     visible = visibility(batch, config.window, set(config.compress_ratios))
     rotary = Rotary.of(config, batch.positions.flatten())
@@ -65,10 +74,12 @@ def run(weights: Mapping[str, Tensor], config: ModelConfig, batch: Batch, mode: 
     streams = streams.unsqueeze(1).expand(-1, config.streams, -1).contiguous()
     result = Result(streams)
     for layer in range(config.layers):
-        run_layer = _Layer(weights, config, layer, mode)
+        run_layer = Layer(weights, config, layer, mode)
         streams = run_layer.attention(streams, batch, visible, rotary, result)
-        streams = run_layer.experts(streams, batch, result)
-    result.hidden = _head(weights, config, streams)
+        streams = run_layer.experts(streams, batch.ids.flatten(), result.loads)
+        if layer in tapped:
+            result.taps.append(streams.mean(1))
+    result.hidden = norm(head_streams(weights, config, streams), weights["model.norm.weight"], config.rms_eps)
     return result
 
 
@@ -104,7 +115,7 @@ def logits_of(weights: Mapping[str, Tensor], hidden: Tensor, dtype: torch.dtype)
     return F.linear(hidden.to(dtype), weights["lm_head.weight"])
 
 
-class _Layer:
+class Layer:
     """One layer's two sub-layers."""
 
     def __init__(self, weights: Mapping[str, Tensor], config: ModelConfig, layer: int, mode: Mode) -> None:
@@ -118,17 +129,13 @@ class _Layer:
     def attention(
         self, streams: Tensor, batch: Batch, visible: Visibility, rotary: Rotary, result: Result
     ) -> Tensor:
-        c, mode = self.config, self.mode
-        h, post, comb = self._enter(streams, "attn_hc", "input_layernorm.weight")
-        count, rows = len(h), len(batch.ids)
+        c = self.config
+        h, post, comb = self.enter(streams, "attn_hc", "input_layernorm.weight")
+        rows = len(batch.ids)
         angles = rotary.compress if self.ratio else rotary.main
-        qr = _norm(
-            F.linear(h, self.w("self_attn.q_a_proj.weight")), self.w("self_attn.q_a_norm.weight"), c.rms_eps
-        )
-        q = F.linear(qr, self.w("self_attn.q_b_proj.weight")).view(count, c.heads, c.head_dim)
-        q = _norm_rotate(q, None, *angles.heads, c.rms_eps, False)
-        kv = F.linear(h, self.w("self_attn.kv_proj.weight"))
-        kv = self._rounded(self._row(kv, "self_attn.kv_norm.weight", *angles.rows))
+        qr = self._low_query(h)
+        q = self._queries(qr, angles)
+        kv = self.keys(h, angles)
         entries = chosen = allowed = scores = None
         if self.ratio:
             entries = self._rounded(self._compressed("self_attn.compressor.", h, batch, angles))
@@ -136,31 +143,59 @@ class _Layer:
         if self.ratio == 4 and allowed is not None:
             scores = self._index_scores(h.detach(), qr.detach(), batch, angles)
             best = _best(scores.detach(), allowed, c.index_top_k)
-            chosen = best if mode.select else allowed
+            chosen = best if self.mode.select else allowed
         out, logits, free = attend(rows, q, kv, entries, visible.raw, chosen, self.w("self_attn.sinks"))
-        if scores is not None and logits is not None and free is not None and allowed is not None:
+        is_trained = torch.is_grad_enabled()
+        if (
+            is_trained
+            and scores is not None
+            and logits is not None
+            and free is not None
+            and allowed is not None
+        ):
             target = entry_weights(free, logits, allowed)
             result.index_losses.append(_index_loss(scores, target, allowed, batch.weights.flatten()))
             result.index_recall.append((target * best).sum() / target.sum().clamp(min=1e-9))
+        return leave(streams, self.project(out, angles), post, comb)
+
+    def queries(self, h: Tensor, angles: Angles) -> Tensor:
+        """``[N, H, D]``, normed and rotated, of the sub-layer's input ``[N, hidden]``."""
+        return self._queries(self._low_query(h), angles)
+
+    def keys(self, h: Tensor, angles: Angles) -> Tensor:
+        """``[N, D]``: key/value rows as they are kept."""
+        kv = F.linear(h, self.w("self_attn.kv_proj.weight"))
+        return self._rounded(self._row(kv, "self_attn.kv_norm.weight", *angles.rows))
+
+    def project(self, out: Tensor, angles: Angles) -> Tensor:
+        """The sub-layer's output of what attention read, ``[N, H, D]``."""
+        c = self.config
         out = rotate(out, angles.heads[0], -angles.heads[1])
-        grouped = out.reshape(count, c.o_groups, -1)
+        grouped = out.reshape(len(out), c.o_groups, -1)
         low = torch.einsum(
             "ngi,gri->ngr", grouped, self.w("self_attn.o_a_proj.weight").view(c.o_groups, c.o_rank, -1)
         )
-        return _leave(streams, F.linear(low.flatten(1), self.w("self_attn.o_b_proj.weight")), post, comb)
+        return F.linear(low.flatten(1), self.w("self_attn.o_b_proj.weight"))
 
-    def experts(self, streams: Tensor, batch: Batch, result: Result) -> Tensor:
+    def experts(self, streams: Tensor, ids: Tensor, loads: dict[int, Tensor]) -> Tensor:
+        """The streams after the second sub-layer.
+
+        Args:
+            streams: ``[N, S, hidden]``.
+            ids: ``[N]``, which choose the experts of hash layers.
+            loads: takes each expert's share where a bias could balance it.
+        """
         c = self.config
-        h, post, comb = self._enter(streams, "ffn_hc", "post_attention_layernorm.weight")
+        h, post, comb = self.enter(streams, "ffn_hc", "post_attention_layernorm.weight")
         scores = F.softplus(F.linear(h.float(), self.w("mlp.gate.weight").float())).sqrt()
         if self.layer < c.hash_layers:
-            picked = self.w("mlp.gate.tid2eid")[batch.ids.flatten()]
+            picked = self.w("mlp.gate.tid2eid")[ids]
         else:
             bias = self.w("mlp.gate.e_score_correction_bias")
             picked = (scores.detach() + bias).topk(c.experts_used, -1).indices
         mask = torch.zeros_like(scores).scatter_(-1, picked, 1.0)
         if self.layer >= c.hash_layers:
-            result.loads[self.layer] = mask.mean(0) / c.experts_used
+            loads[self.layer] = mask.mean(0) / c.experts_used
         share = scores * mask
         share = share / (share.sum(-1, keepdim=True) + 1e-20) * c.expert_scale
         gate_up = self.w("mlp.experts.gate_up_proj")
@@ -172,14 +207,24 @@ class _Layer:
         up = F.linear(h, self.w("mlp.shared_experts.up_proj.weight"))
         shared = _swiglu(gate, up, c.swiglu_clamp_shared[self.layer])
         shared = F.linear(shared, self.w("mlp.shared_experts.down_proj.weight"))
-        return _leave(streams, routed + shared, post, comb)
+        return leave(streams, routed + shared, post, comb)
 
-    def _enter(self, streams: Tensor, mix: str, norm: str) -> tuple[Tensor, Tensor, Tensor]:
+    def enter(self, streams: Tensor, mix: str, norm: str) -> tuple[Tensor, Tensor, Tensor]:
+        """A sub-layer's input ``[N, hidden]``, and the weights by which its output joins the streams."""
         c = self.config
         mixes = _mixes(streams, self.w(f"{mix}.fn"), c.rms_eps)
         pre, post, logits = _gates(mixes, self.w(f"{mix}.base"), self.w(f"{mix}.scale"), c.streams, c.hc_eps)
         comb = balance(logits, c.sinkhorn_iterations, c.hc_eps)
         return _collapse(streams, pre, self.w(norm), c.rms_eps, self.mode.dtype), post, comb
+
+    def _low_query(self, h: Tensor) -> Tensor:
+        low = F.linear(h, self.w("self_attn.q_a_proj.weight"))
+        return norm(low, self.w("self_attn.q_a_norm.weight"), self.config.rms_eps)
+
+    def _queries(self, low: Tensor, angles: Angles) -> Tensor:
+        c = self.config
+        q = F.linear(low, self.w("self_attn.q_b_proj.weight")).view(len(low), c.heads, c.head_dim)
+        return _norm_rotate(q, None, *angles.heads, c.rms_eps, False)
 
     def _rounded(self, rows: Tensor) -> Tensor:
         return round_rows(rows, self.config.rope_dim) if self.mode.rounding else rows
@@ -214,12 +259,11 @@ class _Layer:
         return _index_sum(by_head.view(count, c.index_heads, -1), head_weight, scale)
 
 
-def _head(weights: Mapping[str, Tensor], config: ModelConfig, streams: Tensor) -> Tensor:
+def head_streams(weights: Mapping[str, Tensor], config: ModelConfig, streams: Tensor) -> Tensor:
+    """The last layer's streams joined, float32 ``[N, hidden]``, before the output norm."""
     mixes = _mixes(streams, weights["model.hc_head.hc_fn"], config.rms_eps)
     pre = torch.sigmoid(mixes * weights["model.hc_head.hc_scale"] + weights["model.hc_head.hc_base"])
-    return _collapse(
-        streams, pre + config.hc_eps, weights["model.norm.weight"], config.rms_eps, torch.float32
-    )
+    return _weighted(streams, pre + config.hc_eps)
 
 
 def _best(scores: Tensor, allowed: Tensor, top_k: int) -> Tensor:
@@ -261,7 +305,8 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @fused
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of the last dimension, computed in float32."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
@@ -301,6 +346,11 @@ def _gates(
 
 
 @fused
+def _weighted(streams: Tensor, pre: Tensor) -> Tensor:
+    return (pre.unsqueeze(-1) * streams).sum(1)
+
+
+@fused
 def _collapse(streams: Tensor, pre: Tensor, norm: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """The sub-layer's input: the weighted streams, normed."""
     x = (pre.unsqueeze(-1) * streams).sum(1)
@@ -308,7 +358,7 @@ def _collapse(streams: Tensor, pre: Tensor, norm: Tensor, eps: float, dtype: tor
 
 
 @fused
-def _leave(streams: Tensor, output: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+def leave(streams: Tensor, output: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """The streams after the sub-layer; ``comb`` is [source, destination]."""
     kept = (comb.unsqueeze(-1) * streams.unsqueeze(2)).sum(1)
     return post.unsqueeze(-1) * output.float().unsqueeze(1) + kept

@@ -6,7 +6,9 @@ two-bit files use.
 
 from __future__ import annotations
 
+from demo.names import Source, sources
 from worker.gguf.schema import Role, TensorSpec
+from worker.model.config import ModelConfig
 
 FOUR_BIT_LAYERS: frozenset[int] = frozenset()
 """Layers whose experts need more than two bits."""
@@ -17,6 +19,11 @@ _BY_ROLE = {
     Role.PROJECTION: "Q8_0",
     Role.TOKEN_TABLE: "I32",
 }
+
+
+def shipped(config: ModelConfig) -> list[tuple[Source, str]]:
+    """Every tensor of the file with the name of its format."""
+    return [(source, format_of(source.spec)) for source in sources(config)]
 
 
 def format_of(spec: TensorSpec) -> str:

@@ -42,11 +42,15 @@ class Rows(IterableDataset[tuple[NDArray[np.int16], ...]]):
 
     def __iter__(self) -> Iterator[tuple[NDArray[np.int16], ...]]:
         worker = get_worker_info()
-        rng = Random(f"{self.seed}/{worker.id if worker else 0}")
-        packer = _Packer(rng, self.shape)
-        while True:
-            rows = [packer.row() for _ in range(self.shape.rows)]
-            yield tuple(np.stack(column) for column in zip(*rows, strict=True))
+        return drawn(self.shape, Random(f"{self.seed}/{worker.id if worker else 0}"))
+
+
+def drawn(shape: Shape, rng: Random) -> Iterator[tuple[NDArray[np.int16], ...]]:
+    """Endless batches, as :class:`Rows` yields them."""
+    packer = _Packer(rng, shape)
+    while True:
+        rows = [packer.row() for _ in range(shape.rows)]
+        yield tuple(np.stack(column) for column in zip(*rows, strict=True))
 
 
 def loader(shape: Shape, seed: int, workers: int) -> Iterator[tuple[torch.Tensor, ...]]:

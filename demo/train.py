@@ -23,16 +23,15 @@ from demo import checkpoint
 from demo.architecture import DEMO_MODEL, new_model
 from demo.checkpoint import Progress
 from demo.evaluate import evaluate
-from demo.muon import Muon
 from demo.network import Mode, losses_of, run
+from demo.optimizers import Optimizers
 from demo.plot import plot
+from demo.recipe import shipped
 from demo.rows import Shape, loader, to_batch
 from demo.schedule import LONG, MIDDLE, SHORT, Phase, phase
 from demo.working import Working
 from worker.model.config import ModelConfig
 
-_MATRIX_RATE, _OTHER_RATE = 0.01, 2e-3
-_CLIP = 1.0
 _CONTEXT_WEIGHT = 0.1
 _INDEX_WEIGHT = 1.0
 _REPORT_EVERY = 25
@@ -48,17 +47,11 @@ class Trainer:
         self.progress = checkpoint.load(folder, network) if checkpoint.exists(folder) else Progress(seed)
         self.progress.runs += 1
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.working = Working(network, config, self.dtype, device)
-        matrices = {name: _stacked(name, config) for name in self.working.masters if _is_matrix(name)}
-        self.muon = Muon(
-            [(self.working.masters[name], parts) for name, parts in matrices.items()],
-            momentum=0.95,
-            decay=0.03,
+        network.to(device)  # type: ignore[arg-type]
+        self.working = Working(
+            dict(network.named_parameters()), dict(network.named_buffers()), shipped(config), self.dtype
         )
-        self.others = [master for name, master in self.working.masters.items() if name not in matrices]
-        self.adam = torch.optim.AdamW(
-            self.others, lr=_OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-        )
+        self.optimizers = Optimizers(self.working.masters, config)
         self.first_step = self.progress.step
 
     def step(self, settings: Phase, columns: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -72,10 +65,7 @@ class Trainer:
         index_loss = torch.stack(result.index_losses).mean()
         (losses.total + _INDEX_WEIGHT * index_loss * len(result.index_losses)).backward()
         self.working.collect_gradients()
-        norm = torch.nn.utils.clip_grad_norm_(self.others, _CLIP, foreach=True)
-        self.muon.step(_MATRIX_RATE * settings.rate)
-        self.adam.param_groups[0]["lr"] = _OTHER_RATE * settings.rate
-        self.adam.step()
+        norm = self.optimizers.step(settings.rate)
         self.working.clear_gradients()
         self._balance(result.loads, settings.balance)
         return {
@@ -176,19 +166,6 @@ def main() -> None:
     (arguments.folder / "accuracy.json").write_text(json.dumps(found, indent=1))
     for name, accuracy in found.items():
         print(f"{name:24} {accuracy:.3f}")
-
-
-def _is_matrix(name: str) -> bool:
-    return name.endswith(("_proj.weight", "gate_up_proj", "down_proj")) and "weights_proj" not in name
-
-
-def _stacked(name: str, config: ModelConfig) -> int:
-    """How many matrices a parameter stacks."""
-    if name.endswith("gate_up_proj"):
-        return 2 * config.experts
-    if name.endswith("experts.down_proj"):
-        return config.experts
-    return config.o_groups if name.endswith("o_a_proj.weight") else 1
 
 
 def _shares(workers: int) -> tuple[int, int, int]:

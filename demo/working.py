@@ -7,39 +7,50 @@ their gradients go to the masters unchanged (straight through the rounding).
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from transformers import DeepseekV4ForCausalLM
 
-from demo.names import Source, sources
+from demo.names import Source
 from demo.quantize.blocks import SUPER_BLOCK
 from demo.quantize.formats import QUANTIZERS
-from demo.recipe import format_of
-from worker.model.config import ModelConfig
 
 _QUANTIZED_CHUNK = 1 << 16
 """Super-blocks quantized at once, which bounds the codebook search's memory to 2 GiB."""
 
 
+def is_large(name: str) -> bool:
+    """Whether a parameter is a large matrix, whose products are in the working type."""
+    return name.endswith(("proj.weight", "gate_up_proj", "down_proj", "lm_head.weight"))
+
+
 class Working:
-    """Masters by transformers' names, and the tensors that the forward pass takes."""
+    """Masters by transformers' names, and the tensors that the forward pass takes.
+
+    Args:
+        masters: parameters, trained in place.
+        buffers: what has no gradient.
+        formats: the file's tensors with the names of their formats.
+        dtype: of the large matrices' copies.
+    """
 
     def __init__(
-        self, network: DeepseekV4ForCausalLM, config: ModelConfig, dtype: torch.dtype, device: torch.device
+        self,
+        masters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        formats: list[tuple[Source, str]],
+        dtype: torch.dtype,
     ) -> None:
-        network.to(device)  # type: ignore[arg-type]
-        self.masters: dict[str, Tensor] = dict(network.named_parameters())
-        self.buffers: dict[str, Tensor] = dict(network.named_buffers())
+        self.masters, self.buffers = dict(masters), dict(buffers)
         self.leaves: dict[str, Tensor] = {}
         for name, master in self.masters.items():
-            is_large = name.endswith(("proj.weight", "gate_up_proj", "down_proj", "lm_head.weight"))
-            leaf = master.detach().to(dtype, copy=True).requires_grad_() if is_large else master
+            leaf = master.detach().to(dtype, copy=True).requires_grad_() if is_large(name) else master
             self.leaves[name] = leaf
         self.by_format: dict[str, list[Source]] = defaultdict(list)
-        for source in sources(config):
-            if format_of(source.spec) in QUANTIZERS:
-                self.by_format[format_of(source.spec)].append(source)
+        for source, name in formats:
+            if name in QUANTIZERS:
+                self.by_format[name].append(source)
 
     def weights(self) -> dict[str, Tensor]:
         """What :func:`demo.network.run` takes."""

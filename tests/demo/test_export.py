@@ -22,7 +22,7 @@ from demo.export import export, vocabulary_of
 from demo.layout import ALIGNMENT, Batch
 from demo.names import sources
 from demo.network import Mode, logits_of, run
-from demo.recipe import format_of
+from demo.recipe import format_of, shipped
 from demo.rows import encode
 from demo.vocabulary import load as load_tokenizer
 from demo.working import Working
@@ -153,7 +153,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
                 buffer.normal_(0, 0.5)
     path = tmp_path_factory.mktemp("export") / "small.gguf"
     export(network.state_dict(), SMALL, vocabulary_of(load_tokenizer()), path)
-    working = Working(network, SMALL, torch.float32, torch.device("cpu"))
+    working = Working(
+        dict(network.named_parameters()), dict(network.named_buffers()), shipped(SMALL), torch.float32
+    )
     working.refresh(quantized=True)
     return path, {name: tensor.detach() for name, tensor in working.weights().items()}
 

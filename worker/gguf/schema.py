@@ -8,7 +8,7 @@ was made for an architecture that computes something else, and is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -63,14 +63,25 @@ def check_tensors(file: GgufFile, config: ModelConfig) -> None:
         the message
             names each (the first few), what was expected and what was found.
     """
-    specs = {spec.name: spec for spec in expected_tensors(config)}
+    check_against(file, expected_tensors(config), lambda name: is_ignorable(name, config))
+
+
+def check_against(
+    file: GgufFile, expected: list[TensorSpec], ignorable: Callable[[str], bool] = lambda _: False
+) -> None:
+    """Checks that the file holds exactly the expected tensors, apart from ignorable ones.
+
+    Raises:
+        ModelFileError: as :func:`check_tensors`.
+    """
+    specs = {spec.name: spec for spec in expected}
     problems = [
         problem for spec in specs.values() for problem in _problems(file.tensors.get(spec.name), spec)
     ]
     problems += [
         f"{info.name[:80]} in {info.path.name}: not a tensor of this architecture"
         for info in file.tensors.values()
-        if info.name not in specs and not is_ignorable(info.name, config)
+        if info.name not in specs and not ignorable(info.name)
     ]
     if problems:
         shown = "; ".join(problems[:_SHOWN])
@@ -110,8 +121,11 @@ def _global_tensors(c: ModelConfig) -> Iterator[TensorSpec]:
 
 
 def _layer_tensors(c: ModelConfig, layer: int) -> Iterator[TensorSpec]:
-    prefix = f"blk.{layer}."
-    ratio = c.compress_ratios[layer]
+    return layer_tensors(c, f"blk.{layer}.", c.compress_ratios[layer], is_hash=layer < c.hash_layers)
+
+
+def layer_tensors(c: ModelConfig, prefix: str, ratio: int, *, is_hash: bool) -> Iterator[TensorSpec]:
+    """The tensors of one layer of a compression ratio, their names after ``prefix``."""
     yield from _mix_tensors(c, prefix + "hc_attn")
     yield from _mix_tensors(c, prefix + "hc_ffn")
     yield from _attention_tensors(c, prefix)
@@ -119,7 +133,7 @@ def _layer_tensors(c: ModelConfig, layer: int) -> Iterator[TensorSpec]:
         yield from _compressor_tensors(c, prefix + "attn_compressor", ratio, c.head_dim)
     if ratio == 4:
         yield from _indexer_tensors(c, prefix, ratio)
-    yield from _moe_tensors(c, prefix, is_hash=layer < c.hash_layers)
+    yield from _moe_tensors(c, prefix, is_hash=is_hash)
 
 
 def _mix_tensors(c: ModelConfig, prefix: str) -> Iterator[TensorSpec]:
