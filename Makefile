@@ -12,7 +12,9 @@ serve: $(INSTALLED)
 	$(BIN)/twinspark serve --demo
 
 # One thread a process: two processes that both use all cores wait for each other most of the time.
+# Triton's interpreter changes what a kernel is, so its tests have a process of their own.
 test: $(INSTALLED_DEV)
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/gpu
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/system
 	$(BIN)/python -m pytest tests/system
 

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.config import ConfigError, ServeConfig
 from worker.actor import EngineActor, EngineSettings
+from worker.device import Device
 
 NAMESPACE = "twinspark"
 _OBJECT_STORE_BYTES = 128 << 20
@@ -57,7 +58,6 @@ def start_ray(config: ServeConfig) -> RayCluster:
             "dashboard_host": "127.0.0.1",
             "dashboard_port": config.dashboard_port,
             "object_store_memory": _OBJECT_STORE_BYTES,
-            "num_gpus": 0,
             "_temp_dir": str(_ray_folder()),
         }
     else:
@@ -94,6 +94,7 @@ def create_engine(cluster: RayCluster, settings: EngineSettings, attempt: int) -
         max_task_retries=0,
         max_concurrency=16,
         num_cpus=1,
+        num_gpus=1 if settings.wanted.device is Device.GPU else 0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(cluster.node_id, soft=False),
     ).remote(settings)
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from worker.device import Device, choose_device, device_bytes, find_gpu
 from worker.errors import TwinsparkError
 from worker.memory import parse_bytes
-from worker.device import Device, choose_device, device_bytes, find_gpu
 from worker.plan import DEFAULT_RESERVE_BYTES, Wanted
 
 
@@ -62,7 +62,9 @@ class ServeConfig(BaseSettings):
     device: Literal["auto", "cpu", "gpu"] = Field(
         "auto", description="Where the model runs: gpu, cpu, or auto for a GPU if there is one."
     )
-    no_graphs: bool = Field(False, description="Do not replay decode steps from CUDA graphs: to find a fault.")
+    no_graphs: bool = Field(
+        False, description="Do not replay decode steps from CUDA graphs: to find a fault."
+    )
     queue: int = Field(64, ge=0, description="Requests that may wait for a bank.")
     threads: int = Field(
         default_factory=lambda: max(1, len(os.sched_getaffinity(0)) - 1),

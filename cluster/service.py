@@ -22,8 +22,8 @@ from gateway.errors import GatewayError
 from gateway.router import EngineAddress, Router
 from gateway.server import ServerSettings, create_app
 from worker.actor import EngineSettings, version
+from worker.device import Device, device_bytes, find_gpu
 from worker.errors import TwinsparkError
-from worker.memory import available_bytes
 from worker.model.load import open_model
 from worker.plan import MemoryPlan, make_plan
 
@@ -47,9 +47,11 @@ def run_service(config: ServeConfig, model: Path, announce: Announce) -> None:
     """
     with single_service(config.state), _listen(config.host, config.port) as listener:
         file, model_config = open_model(model)
-        plan = make_plan(file, model_config, config.wanted, config.memory or available_bytes())
+        device, available = config.place()
+        plan = make_plan(file, model_config, config.wanted(device), available)
         port = listener.getsockname()[1]
-        announce(f"{model_config.name}: {plan.banks} banks of {plan.context} tokens; starting Ray")
+        banks = f"{plan.banks} banks of {plan.context} tokens"
+        announce(f"{model_config.name}: {banks} on the {plan.device.value}; starting Ray")
         ray_cluster = start_ray(config)
         try:
             pid, ticks = this_process()
@@ -89,16 +91,18 @@ class _Service:
             engine_id=ENGINE_ID,
             host=_ENGINE_HOST,
             secret=self._secret,
-            wanted=config.wanted,
+            wanted=config.wanted(plan.device),
             queue=config.queue,
             threads=config.threads,
             watchdog_s=config.watchdog_s,
             memory_bytes=config.memory,
+            graphs=not config.no_graphs,
         )
         self._supervisor = Supervisor(
             create=lambda attempt: create_engine(ray_cluster, settings, attempt),
             publish=self._states.put_nowait,
             needed_bytes=plan.total_bytes,
+            available=lambda: device_bytes(plan.device, find_gpu() if plan.device is Device.GPU else None),
         )
 
     async def run(self, listener: socket.socket) -> None:

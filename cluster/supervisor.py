@@ -70,11 +70,13 @@ class Supervisor:
         create: creates the engine's actor; the argument counts the attempts from 0.
         publish: hears every change of state.
         needed_bytes: what must be available before an engine is created again.
+        available: what is, on the engine's device.
     """
 
     create: Callable[[int], Any]
     publish: Publish
     needed_bytes: int
+    available: Callable[[], int] = available_bytes
     _deaths: list[float] = field(default_factory=list)
     _actor: Any = None
 
@@ -133,7 +135,7 @@ class Supervisor:
         )
         await asyncio.sleep(pause_s)
         give_up_at = time.monotonic() + _LONGEST_MEMORY_WAIT_S
-        while (available := available_bytes()) < self.needed_bytes and time.monotonic() < give_up_at:
+        while (available := self.available()) < self.needed_bytes and time.monotonic() < give_up_at:
             self._tell(
                 None,
                 f"waiting for memory: {show_bytes(available)} of {show_bytes(self.needed_bytes)} available",

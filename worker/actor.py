@@ -20,14 +20,15 @@ from typing import Any
 import grpc
 
 from gateway.proto import engine_pb2 as pb
+from worker.device import Device, device_bytes, find_gpu
 from worker.engine import Engine, EngineLimits
 from worker.errors import ModelFileError
 from worker.gguf.read import GgufFile
-from worker.memory import available_bytes
 from worker.model.config import ModelConfig
-from worker.model.load import load_model, open_model
+from worker.model.load import open_model
 from worker.plan import Wanted, make_plan
 from worker.service import EngineService, Served, start_server
+from worker.start import make_executor
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class EngineSettings:
         secret: that every call must carry.
         watchdog_s: an engine with work that finishes no step for so long is ended.
         memory_bytes: what may be used instead of what the system says is available.
+        graphs: replay decode steps from CUDA graphs, on a GPU.
     """
 
     model: Path
@@ -56,6 +58,7 @@ class EngineSettings:
     threads: int
     watchdog_s: float
     memory_bytes: int | None = None
+    graphs: bool = True
 
 
 @dataclass(frozen=True)
@@ -85,15 +88,18 @@ class EngineActor:
         """
         settings = self._settings
         file, config = open_model(settings.model)
-        available = settings.memory_bytes or available_bytes()
+        gpu = find_gpu() if settings.wanted.device is Device.GPU else None
+        available = settings.memory_bytes or device_bytes(settings.wanted.device, gpu)
         plan = make_plan(file, config, settings.wanted, available)
         started_at = time.monotonic()
-        model = await asyncio.to_thread(load_model, file, config, self._loaded)
+        executor = await asyncio.to_thread(
+            make_executor, file, config, plan, self._reached, graphs=settings.graphs
+        )
         log.info("event=loaded model=%s seconds=%.1f", settings.model, time.monotonic() - started_at)
         description = describe(file, config, plan.context)
         service = EngineService(Served(settings.engine_id, version(), description, plan))
         limits = EngineLimits(plan.context, plan.banks, plan.prefill_chunk, settings.queue, settings.threads)
-        engine = Engine(model, limits, service.hear, _die)
+        engine = Engine(executor, limits, service.hear, _die)
         service.attach(engine)
         engine.start()
         threading.Thread(target=_watch, args=(engine, settings.watchdog_s), daemon=True).start()
@@ -123,8 +129,8 @@ class EngineActor:
             await asyncio.to_thread(self._engine.stop)
         self._stopped.set()
 
-    def _loaded(self, done: int, total: int) -> None:
-        self._loading = Loading("loading", done / total)
+    def _reached(self, stage: str, done: float) -> None:
+        self._loading = Loading(stage, done)
 
 
 def describe(file: GgufFile, config: ModelConfig, context: int) -> pb.ModelDescription:

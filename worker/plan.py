@@ -67,6 +67,7 @@ class MemoryPlan:
     context: int
     banks: int
     prefill_chunk: int
+    device: Device
     items: tuple[Item, ...]
     available_bytes: int
 
@@ -127,7 +128,7 @@ def _plans(file: GgufFile, config: ModelConfig, wanted: Wanted, available: int) 
         for banks in (wanted.banks,) if wanted.banks else _BANK_CHOICES:
             for context in group:
                 items = _items(file, config, wanted, context, banks)
-                yield MemoryPlan(context, banks, wanted.chunk, items, available)
+                yield MemoryPlan(context, banks, wanted.chunk, wanted.device, items, available)
 
 
 def _contexts(config: ModelConfig) -> tuple[int, ...]:

@@ -29,6 +29,8 @@ def command(
     reserve: Annotated[str | None, typer.Option(help=doc("reserve"))] = None,
     memory: Annotated[str | None, typer.Option(help=doc("memory"))] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help=doc("prefill_chunk"))] = None,
+    device: Annotated[str | None, typer.Option(help=doc("device"))] = None,
+    no_graphs: Annotated[bool | None, typer.Option("--no-graphs", help=doc("no_graphs"))] = None,
     queue: Annotated[int | None, typer.Option(help=doc("queue"))] = None,
     threads: Annotated[int | None, typer.Option(help=doc("threads"))] = None,
     watchdog_s: Annotated[float | None, typer.Option(help=doc("watchdog_s"))] = None,

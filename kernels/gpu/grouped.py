@@ -177,7 +177,8 @@ def _weights(
 ):
     """The tile of step ``step``: all runs of word 0, then of word 1 and so on.
 
-    Its users add 0: Triton's passes for sm_90 fail where they move a transposition over the tile's last reshape.
+    Its users add 0: Triton's passes for sm_90 fail where they move a transposition over the tile's last
+    reshape.
     """
     STEPS: tl.constexpr = RUNS // G
     part, g = step // STEPS, step % STEPS * G + tl.arange(0, G)

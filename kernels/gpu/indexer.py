@@ -164,31 +164,47 @@ def _store_best(key, limit, wanted, kept, ties, begin, selected, BLOCK: tl.const
 
 
 @triton.jit
+def _next_digit(counts, limit, shift, TOP: tl.constexpr):
+    """The limit with its next two bits, from how many keys reach each of the three higher values."""
+    c1, c2, c3 = counts & 0x1FFFFF, (counts >> 21) & 0x1FFFFF, counts >> 42
+    digit = (c1 >= TOP).to(tl.int32) + (c2 >= TOP).to(tl.int32) + (c3 >= TOP).to(tl.int32)
+    return limit ^ (digit << shift)
+
+
+@triton.jit
+def _reached(key, limit, shift):
+    """How many of ``key`` reach the limit with digit 1, 2 and 3 at ``shift``: three counts of 21 bits."""
+    one = (key >= (limit ^ (tl.full([], 1, tl.int32) << shift))).to(tl.int64)
+    two = (key >= (limit ^ (tl.full([], 2, tl.int32) << shift))).to(tl.int64)
+    three = (key >= (limit ^ (tl.full([], 3, tl.int32) << shift))).to(tl.int64)
+    return tl.sum(one + (two << 21) + (three << 42), axis=0)
+
+
+@triton.jit
 def _select_held(scores, visible, selected, TOP: tl.constexpr, BLOCK: tl.constexpr):
     """The best ``TOP`` of at most BLOCK entries: their keys stay in registers.
 
-    The limit, the key of the last entry taken, is found bit by bit.
+    The limit, the key of the last entry taken, is found two bits at a time.
     """
     key = _keys(scores, 0, visible, BLOCK)
     limit = tl.full([], -2147483648, tl.int32)
-    for step in range(32):
-        higher = limit ^ (tl.full([], 1, tl.int32) << (31 - step))
-        enough = tl.sum((key >= higher).to(tl.int32), axis=0) >= TOP
-        limit = tl.where(enough, higher, limit)
+    for step in range(16):
+        shift = 30 - 2 * step
+        limit = _next_digit(_reached(key, limit, shift), limit, shift, TOP)
     above = tl.sum((key > limit).to(tl.int32), axis=0)
     _store_best(key, limit, TOP - above, 0, 0, 0, selected, BLOCK)
 
 
 @triton.jit
 def _select_long(scores, visible, selected, TOP: tl.constexpr, BLOCK: tl.constexpr):
-    """The same for any number of entries, which are read once for every bit."""
+    """The same for up to 2 million entries, which are read once for every two bits."""
     limit = tl.full([], -2147483648, tl.int32)
-    for step in range(32):
-        higher = limit ^ (tl.full([], 1, tl.int32) << (31 - step))
-        count = 0
+    for step in range(16):
+        shift = 30 - 2 * step
+        counts = tl.full([], 0, tl.int64)
         for begin in range(0, visible, BLOCK):
-            count += tl.sum((_keys(scores, begin, visible, BLOCK) >= higher).to(tl.int32), axis=0)
-        limit = tl.where(count >= TOP, higher, limit)
+            counts += _reached(_keys(scores, begin, visible, BLOCK), limit, shift)
+        limit = _next_digit(counts, limit, shift, TOP)
     above = 0
     for begin in range(0, visible, BLOCK):
         above += tl.sum((_keys(scores, begin, visible, BLOCK) > limit).to(tl.int32), axis=0)

@@ -148,9 +148,10 @@ def _plain(w, x, out, N: tl.constexpr, K: tl.constexpr, R: tl.constexpr, BN: tl.
 
 
 def _q8_tile(rows: int, columns: int) -> tuple[int, int, int]:
-    """Matrix rows a program, groups a step, warps; from the matrix alone."""
+    """Matrix rows a program, groups a step, warps; from the matrix alone. A thread has a group at a time."""
     groups = columns // 32
-    return (4 if rows % 4 == 0 else 2), min(groups & -groups, 32), 1
+    width = min(groups & -groups, 16 if columns > 1024 else 8)
+    return min(rows & -rows, 32 // width), width, 1
 
 
 def matmul_q8(
@@ -166,7 +167,7 @@ def matmul_q8(
             the row.
     """
     tile = row_tile(rows)
-    bn, width, warps = _q8_tile(matrix.rows, matrix.columns)
+    bn, width, warps = _q8_tile(matrix.rows // groups, matrix.columns)
     words, scales = matrix.planes
     _q8[(matrix.rows // bn, rows // tile)](
         words,

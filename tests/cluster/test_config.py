@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config import ConfigError, ServeConfig, load_config
+from worker.device import Device
 
 
 def test_a_flag_beats_the_environment_beats_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +18,7 @@ def test_a_flag_beats_the_environment_beats_the_default(monkeypatch: pytest.Monk
     assert load_config().port == 8100
     assert load_config(port=8200).port == 8200
     assert load_config(port=None).port == 8100
-    assert load_config().wanted.reserve_bytes == 2 << 30
+    assert load_config().wanted(Device.CPU).reserve_bytes == 2 << 30
 
 
 def test_threads_leave_one_of_the_cores_this_process_may_use() -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker.device import Device
 from worker.errors import MemoryPlanError
-from worker.gguf.presets import SMALL
+from worker.gguf.presets import FLASH, SMALL
 from worker.gguf.read import GgufFile
-from worker.gguf.synthetic import write_synthetic
+from worker.gguf.synthetic import plan_tensors, write_synthetic
 from worker.memory import available_bytes, parse_bytes, show_bytes
 from worker.model.config import ModelConfig
 from worker.model.load import open_model
@@ -88,6 +90,7 @@ def test_available_memory_is_what_the_system_says() -> None:
 MEASURE = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 import ray, grpc, torch
 from kernels.sampling import SamplingParams
 from worker.engine import Engine, EngineLimits
@@ -102,7 +105,8 @@ def sink(events):
     for event in events:
         if isinstance(event, Finished):
             done.release()
-engine = Engine(CpuExecutor(load_model(file, config), banks, context), EngineLimits(context, banks, chunk, threads=2), sink, print)
+executor = CpuExecutor(load_model(file, config), banks, context)
+engine = Engine(executor, EngineLimits(context, banks, chunk, threads=2), sink, print)
 engine.start()
 for bank in range(banks):
     prompt = [(7 * bank + 13 * i) % config.vocab for i in range(context - 8)]
@@ -129,3 +133,27 @@ def test_the_longest_prompt_on_every_bank_stays_within_the_plan(demo: tuple[Gguf
     peak = int(run.stdout.split()[-1]) * 1024
     print(f"peak {show_bytes(peak)} of {show_bytes(plan.total_bytes)} planned")
     assert peak <= plan.total_bytes
+
+
+def test_flash_q2_fits_a_spark() -> None:
+    """81 GB of weights in 119 GiB: four banks of 262,144 tokens, with 11 GiB left."""
+    wanted = Wanted(262144, 4, device=Device.GPU, reserve_bytes=0)
+    plan = make_plan(_flash_file(), FLASH, wanted, 119 * GIB)
+    assert plan.headroom_bytes >= 11 * GIB
+    make_plan(_flash_file(), FLASH, Wanted(524288, 1, device=Device.GPU), 119 * GIB)
+
+
+def test_gpu_plan_refuses_with_what_would_fit() -> None:
+    with pytest.raises(MemoryPlanError) as refused:
+        make_plan(_flash_file(), FLASH, Wanted(1048576, 8, device=Device.GPU), 96 * GIB)
+    assert "this would fit" in refused.value.hint
+
+
+def _flash_file() -> GgufFile:
+    """The published q2 file's tensor table, without its data."""
+    tensors = {
+        tensor.spec.name: SimpleNamespace(shape=tensor.spec.shape, nbytes=tensor.nbytes)
+        for tensor in plan_tensors(FLASH, "q2")
+    }
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    return SimpleNamespace(tensors=tensors, tensor_bytes=total)  # type: ignore[return-value]

@@ -17,6 +17,7 @@ from support.models import random_tensors, small_config
 from gateway.proto import engine_pb2 as pb
 from gateway.proto import engine_pb2_grpc
 from worker.engine import Engine, EngineLimits
+from worker.device import Device
 from worker.execute import CpuExecutor
 from worker.model.forward import Model
 from worker.model.weights import assemble
@@ -63,7 +64,7 @@ def request(prompt: list[int] = PROMPT, max_tokens: int = 8, **sampling: object)
 async def running() -> AsyncIterator[Running]:
     config = small_config()
     model = Model(config, assemble(config, random_tensors(config, 0).__getitem__))
-    plan = MemoryPlan(512, 2, 32, (Item("weights", 10), Item("reserve", 5, "why")), 100)
+    plan = MemoryPlan(512, 2, 32, Device.CPU, (Item("weights", 10), Item("reserve", 5, "why")), 100)
     description = pb.ModelDescription(name="small", context_tokens=512, vocabulary_size=config.vocab)
     service = EngineService(Served("engine-0", "1.2.3", description, plan))
     fatal: list[BaseException] = []

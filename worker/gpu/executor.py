@@ -18,9 +18,6 @@ from worker.model.config import ModelConfig
 BUCKETS = (1, 2, 4, 8, 16, 24, 32)
 """Rows of the recorded steps; a step runs as the smallest that holds it."""
 
-OnStage = Callable[[str, float], None]
-"""Told what is being done, in words, and how much of it is done, 0 to 1."""
-
 
 class GpuExecutor:
     """An executor (:class:`worker.execute.Executor`) on one GPU.
@@ -56,9 +53,10 @@ class GpuExecutor:
         self._pages: dict[int, list[int]] = {}
 
     @torch.inference_mode()
-    def warm_up(self, on_stage: OnStage) -> None:
+    def warm_up(self, on_stage: Callable[[str, float], None]) -> None:
         """Compiles every kernel and records every step; afterwards neither happens any more.
 
+        ``on_stage`` is told what is being done, and how much of it is done, 0 to 1.
         Banks must be empty: the first is written to.
         """
         pages = [
