@@ -16,8 +16,8 @@ from support.models import random_tensors, small_config
 
 from gateway.proto import engine_pb2 as pb
 from gateway.proto import engine_pb2_grpc
-from worker.engine import Engine, EngineLimits
 from worker.device import Device
+from worker.engine import Engine, EngineLimits
 from worker.execute import CpuExecutor
 from worker.model.forward import Model
 from worker.model.weights import assemble
