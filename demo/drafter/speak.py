@@ -80,25 +80,38 @@ def say(base: Base, examples: list[Example], tapped: tuple[int, ...], passes: in
     ids = torch.full((len(examples), length), eos, dtype=torch.int64)
     for row, one in zip(ids, examples, strict=True):
         row[: len(one.prompt) + len(one.answer)] = torch.tensor(one.prompt + one.answer)
-    mode = Mode(base.dtype, select=True, rounding=True)
-    positions = torch.arange(length).expand_as(ids)
-    for _ in range(passes):
-        said = ids.clone()
-        batch = Batch(said, positions, torch.zeros_like(ids), said, torch.zeros(ids.shape)).to(device)
-        result = run(base.weights, base.config, batch, mode, tapped)
-        choices = _choices(base, result.hidden).view_as(ids).cpu()
-        spans, settled = [], True
-        for row, choice, slot in zip(ids, choices, slots, strict=True):
-            span = _own(row.tolist(), choice.tolist(), slot, eos)
-            spans.append(span)
-            if len(span) < len(slot) and row[span.stop - 1] != eos:
-                settled = False
-                row[slot.start : slot.stop] = choice[slot.start - 1 : slot.stop - 1].clone()
-        if settled:
+    taps = torch.empty(*ids.shape, len(tapped) * base.config.hidden, device=device)
+    spans = [range(slot.start, slot.start) for slot in slots]
+    open_rows = list(range(len(examples)))
+    for number in range(passes):
+        choices, taps[open_rows] = _pass(base, ids[open_rows].to(device), tapped)
+        said = dict(zip(open_rows, choices.cpu(), strict=True))
+        for row, choice in said.items():
+            spans[row] = _own(ids[row].tolist(), choice.tolist(), slots[row], eos)
+        open_rows = [row for row in open_rows if not _is_settled(ids[row], spans[row], slots[row], eos)]
+        if not open_rows:
             break
-    ends = torch.tensor([span.stop - 1 for span in spans])
-    cut = int((said[torch.arange(len(ends)), ends] != eos).sum())
-    return Said(said, torch.cat(result.taps, -1).view(*ids.shape, -1), spans, cut)
+        if number < passes - 1:
+            for row in open_rows:
+                slot = slots[row]
+                ids[row, slot.start : slot.stop] = said[row][slot.start - 1 : slot.stop - 1]
+    cut = sum(int(row[span.stop - 1]) != eos for row, span in zip(ids, spans, strict=True))
+    return Said(ids, taps, spans, cut)
+
+
+def _pass(base: Base, ids: Tensor, tapped: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The most likely next token everywhere, and the taps."""
+    positions, nothing = torch.arange(ids.shape[1], device=ids.device).expand_as(ids), torch.zeros_like(ids)
+    batch = Batch(ids, positions, nothing, ids, nothing.float())
+    result = run(base.weights, base.config, batch, Mode(base.dtype, select=True, rounding=True), tapped)
+    parts = result.hidden.split(_ROWS_AT_ONCE)
+    choices = torch.cat([logits_of(base.weights, part, base.dtype).argmax(-1) for part in parts])
+    return choices.view_as(ids), torch.cat(result.taps, -1).view(*ids.shape, -1)
+
+
+def _is_settled(row: Tensor, span: range, slot: range, eos: int) -> bool:
+    """Whether the answer is the model's to its end, or to the slot's."""
+    return len(span) == len(slot) or (len(span) > 0 and int(row[span.stop - 1]) == eos)
 
 
 def _own(row: list[int], choice: list[int], slot: range, eos: int) -> range:
@@ -109,8 +122,3 @@ def _own(row: list[int], choice: list[int], slot: range, eos: int) -> range:
         if row[at] == eos:
             return range(slot.start, at + 1)
     return slot
-
-
-def _choices(base: Base, hidden: Tensor) -> Tensor:
-    parts = [logits_of(base.weights, part, base.dtype).argmax(-1) for part in hidden.split(_ROWS_AT_ONCE)]
-    return torch.cat(parts)
