@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Lets text through up to the first stop string, holding back what might become one."""
+    """Lets text through up to the first stop string, holding back what might become one.
+
+    The first is the one that is complete first, of equals the longest: cuts make no difference.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(filter(None, stops))
@@ -20,7 +23,7 @@ class StopMatcher:
         self._held += text
         found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            at, self.matched = min(found, key=lambda one: (one[0], -len(one[1])))
+            at, self.matched = min(found, key=lambda one: (one[0] + len(one[1]), one[0]))
             out, self._held = self._held[:at], ""
             return out
         keep = self._beginning_length()

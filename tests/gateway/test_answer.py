@@ -62,15 +62,18 @@ def test_half_a_character_never_comes_out(tokenizer: ChatTokenizer, text: str) -
     st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3),
     st.lists(st.integers(1, 5), max_size=30),
 )
-def test_stop_strings_cut_at_their_first_occurrence(text: str, stops: list[str], sizes: list[int]) -> None:
+def test_the_stop_string_that_is_complete_first_cuts_the_text(
+    text: str, stops: list[str], sizes: list[int]
+) -> None:
     matcher, out, at = StopMatcher(stops), "", 0
     for size in [*sizes, len(text)]:
         out += matcher.push(text[at : at + size])
         at += size
     out += matcher.flush()
-    found = min((text.find(stop) for stop in stops if stop in text), default=-1)
-    assert out == (text if found < 0 else text[:found])
-    assert (matcher.matched is not None) == (found >= 0)
+    upto = next((end for end in range(len(text)) if text[: end + 1].endswith(tuple(stops))), len(text))
+    ended = [stop for stop in stops if text[: upto + 1].endswith(stop)]
+    assert out == (text[: upto + 1].removesuffix(max(ended, key=len)) if ended else text)
+    assert matcher.matched == (max(ended, key=len) if ended else None)
 
 
 def test_text_is_not_held_back_without_need() -> None:
