@@ -117,7 +117,7 @@ class _Piece:
 
     running: _Running
     tokens: Sequence[TokenId]
-    work: Generator[Tensor | None]
+    work: Generator[None, None, Tensor | None]
 
 
 @dataclass
@@ -306,13 +306,16 @@ class Engine:
 
     def _advance(self, piece: _Piece) -> None:
         """Works on the piece until it is done, or others have waited for long enough."""
-        running = piece.running
         until = time.monotonic() + _SLICE_S
-        logits: Tensor | None = None
-        for part in piece.work:
-            logits = part
-            if time.monotonic() > until:
-                return
+        try:
+            next(piece.work)
+            while time.monotonic() < until:
+                next(piece.work)
+        except StopIteration as end:
+            self._complete(piece, end.value)
+
+    def _complete(self, piece: _Piece, logits: Tensor | None) -> None:
+        running = piece.running
         self._piece = None
         self._banks.commit(running.bank, piece.tokens)
         running.served_step = self._counters.steps

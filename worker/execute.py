@@ -31,12 +31,11 @@ class Executor(Protocol):
         """
         ...
 
-    def prefill(self, span: Span) -> Generator[Tensor | None]:
+    def prefill(self, span: Span) -> Generator[None, None, Tensor | None]:
         """Advances one sequence by a piece of its prompt; gives way now and then.
 
-        The bank is as it was until the generator is exhausted, whatever else runs in between; closing it
-        gives the piece up. The last value is the logits ``[1, vocab]`` of the span's last row, if it wants
-        them.
+        The bank is as it was until the generator returns, whatever else runs in between; closing it gives
+        the piece up. It returns the logits ``[1, vocab]`` of the span's last row, if the span wants them.
         """
         ...
 
@@ -61,7 +60,8 @@ class CpuExecutor:
         """As :meth:`Executor.decode`."""
         return self._model.forward(StepLayout.build(spans, self.store.geometry), self.store)
 
-    def prefill(self, span: Span) -> Generator[Tensor | None]:
-        """As :meth:`Executor.prefill`; never gives way."""
+    def prefill(self, span: Span) -> Generator[None, None, Tensor | None]:
+        """As :meth:`Executor.prefill`; gives way before it begins, and not again."""
+        yield
         logits = self.decode([span])
-        yield logits if span.outputs else None
+        return logits if span.outputs else None

@@ -63,12 +63,16 @@ class GpuRunner:
 
     def chunk(self, bank: int, tokens: Sequence[int]) -> Tensor:
         """Prefills; the last row's logits, ``[vocab]``."""
-        *_, logits = self.begin(bank, tokens)
-        assert logits is not None
+        layers = self.begin(bank, tokens)
+        try:
+            while True:
+                next(layers)
+        except StopIteration as end:
+            logits: Tensor = end.value
         self._lengths[bank] += len(tokens)
         return logits[0].clone()
 
-    def begin(self, bank: int, tokens: Sequence[int]) -> Generator[Tensor | None]:
+    def begin(self, bank: int, tokens: Sequence[int]) -> Generator[None, None, Tensor | None]:
         """A chunk that stops after every layer; does not count until :meth:`chunk` has run one whole."""
         pages = range(bank * self._per_bank, (bank + 1) * self._per_bank)
         return self.prefill.run(Span(bank, self._lengths[bank], list(tokens), list(pages), 1))

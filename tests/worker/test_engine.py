@@ -74,6 +74,24 @@ def test_cancelling_leaves_the_others_alone_and_keeps_what_was_computed() -> Non
         assert harness.engine.view.counters.cancelled == 1
 
 
+def test_pieces_of_prompts_may_wait_for_any_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [prompt_of(length, length) for length in (5, 70, 130, 64, 32)]
+
+    def answers(*, disturbed: bool) -> list[list[int]]:
+        with Harness(banks=3) as harness:
+            for index, prompt in enumerate(prompts):
+                harness.submit(str(index), prompt, max_tokens=30, **sampled(index))
+                if disturbed:
+                    harness.submit(f"gone {index}", prompt_of(300, 20 + index))
+                    harness.wait(str(max(0, index - 1)), tokens=5)
+                    harness.engine.cancel(f"gone {index}")  # type: ignore[arg-type]
+            return [harness.wait(str(index)).tokens for index in range(len(prompts))]
+
+    expected = answers(disturbed=False)
+    monkeypatch.setattr("worker.engine._SLICE_S", 0.0)
+    assert answers(disturbed=True) == expected
+
+
 def test_a_next_turn_computes_only_its_new_tokens() -> None:
     first = prompt_of(100, 3)
     with Harness() as harness:

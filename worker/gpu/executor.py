@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -98,19 +99,24 @@ class GpuExecutor:
         return logits[wanted]
 
     @torch.inference_mode()
-    def prefill(self, span: Span) -> Generator[Tensor | None]:
+    def prefill(self, span: Span) -> Generator[None, None, Tensor | None]:
         """As :meth:`worker.execute.Executor.prefill`; gives way once a layer.
 
         The host is never more than a layer ahead, so that what runs in between waits for one layer at most.
         """
+        layers = self._prefill.run(span)
         before: torch.cuda.Event | None = None
-        for logits in self._prefill.run(span):
+        while True:
+            try:
+                next(layers)
+            except StopIteration as end:
+                return cast("Tensor | None", end.value)
             done = torch.cuda.Event()
             done.record()
             if before is not None:
                 before.synchronize()
             before = done
-            yield logits
+            yield
 
     def _warm_up_spans(self) -> list[tuple[int, int]]:
         """Chunks that between them need every kernel: many rows and few, lists of entries of every class."""

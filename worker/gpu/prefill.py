@@ -146,11 +146,11 @@ class PrefillForward:
         self._half = HalfWeights(largest, device)
         self._staging = store.banks
 
-    def run(self, span: Span) -> Generator[Tensor | None]:
+    def run(self, span: Span) -> Generator[None, None, Tensor | None]:
         """Extends a bank by a chunk; gives way after every layer.
 
-        What the bank held stays as it was until the last layer has run. The last value is the logits of the
-        span's last row, float32 ``[1, vocab]`` in a buffer of fixed place, if the span wants them.
+        What the bank held stays as it was until the last layer has run. Returns the logits of the span's
+        last row, float32 ``[1, vocab]`` in a buffer of fixed place, if the span wants them.
         """
         count, b, store = len(span.tokens), self.buffers, self._store
         store.copy_state(span.bank, self._staging)
@@ -167,10 +167,10 @@ class PrefillForward:
             self._moe(index, layer, rows)
             if index + 1 < len(layers):
                 merge(state, b.expert_out[:count], layers[index + 1].attention_mix.fn, count)
-                yield None
+                yield
         logits = self._head(count) if span.outputs else None
         store.copy_state(self._staging, span.bank)
-        yield logits
+        return logits
 
     def _upload(self, span: Span) -> Rows:
         rows, count = self.buffers.rows, len(span.tokens)
